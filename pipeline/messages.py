@@ -33,14 +33,14 @@ class Wire(Struct, frozen=True, omit_defaults=True):
 # ------------------------------------------------------------------ client → tagger
 
 
-class ChatMessage(Wire, kw_only=True):
+class ChatMessage(Wire, frozen=True, kw_only=True):
     """One turn of a conversation, as in the OpenAI API; `content` is plain text."""
 
     role: Annotated[str, Meta(min_length=1, max_length=32)]
     content: str
 
 
-class Request(Wire, kw_only=True):
+class Request(Wire, frozen=True, kw_only=True):
     """What a client publishes. Field names are the OpenAI API's where it has one."""
 
     id: Id
@@ -80,7 +80,7 @@ class Request(Wire, kw_only=True):
     sent_at_ms: float | None = None
 
 
-class Cancel(Wire, kw_only=True):
+class Cancel(Wire, frozen=True, kw_only=True):
     """Body of a cancel; it names the request again so that an empty publish is no cancel."""
 
     id: Id
@@ -90,7 +90,7 @@ class Cancel(Wire, kw_only=True):
 # ------------------------------------------------------------------ between the stages
 
 
-class LengthEstimate(Wire, kw_only=True, omit_defaults=False):
+class LengthEstimate(Wire, frozen=True, kw_only=True, omit_defaults=False):
     """Tokens that the answer is expected to have, and what said so."""
 
     p10: float
@@ -99,7 +99,7 @@ class LengthEstimate(Wire, kw_only=True, omit_defaults=False):
     source: str
 
 
-class Trace(Wire, kw_only=True):
+class Trace(Wire, frozen=True, kw_only=True):
     """When each stage took the request; a duration where the name says so."""
 
     sent_at_ms: float | None = None
@@ -117,7 +117,7 @@ class Trace(Wire, kw_only=True):
     finished_at_ms: float | None = None
 
 
-class TaggedRequest(Wire, kw_only=True):
+class TaggedRequest(Wire, frozen=True, kw_only=True):
     """A checked request with its estimate. `request` stays encoded: only the engine reads it."""
 
     id: str
@@ -142,7 +142,7 @@ class TaggedRequest(Wire, kw_only=True):
         return f"{self.client}.{self.id}"
 
 
-class Probe(Wire, kw_only=True):
+class Probe(Wire, frozen=True, kw_only=True):
     """Dispatcher to predictor: what if this request came to you?"""
 
     key: str
@@ -152,7 +152,7 @@ class Probe(Wire, kw_only=True):
     priority: int = 0
 
 
-class Prediction(Wire, kw_only=True):
+class Prediction(Wire, frozen=True, kw_only=True):
     """Predictor's answer. Times are from now, as the requester would see them."""
 
     instance: str
@@ -171,7 +171,7 @@ class Prediction(Wire, kw_only=True):
     steps: int = 0
 
 
-class Candidate(Wire, kw_only=True):
+class Candidate(Wire, frozen=True, kw_only=True):
     """One instance that the dispatcher considered, and what became of its probe."""
 
     instance: str
@@ -181,7 +181,7 @@ class Candidate(Wire, kw_only=True):
     """The dispatcher's own count for the instance."""
 
 
-class Decision(Wire, kw_only=True):
+class Decision(Wire, frozen=True, kw_only=True):
     """Why a request went where it went."""
 
     policy: str
@@ -190,7 +190,7 @@ class Decision(Wire, kw_only=True):
     fallback: bool = False
 
 
-class DispatchedRequest(TaggedRequest, kw_only=True):
+class DispatchedRequest(TaggedRequest, frozen=True, kw_only=True):
     """A request in an instance's inbox."""
 
     instance: str
@@ -201,12 +201,12 @@ class DispatchedRequest(TaggedRequest, kw_only=True):
 # ------------------------------------------------------------------ worker → client
 
 
-class Usage(Wire, kw_only=True, omit_defaults=False):
+class Usage(Wire, frozen=True, kw_only=True, omit_defaults=False):
     prompt_tokens: int
     completion_tokens: int
 
 
-class ErrorBody(Wire, kw_only=True):
+class ErrorBody(Wire, frozen=True, kw_only=True):
     """Why a request failed: a stable code, a sentence, and the field and limit concerned."""
 
     code: str
@@ -219,7 +219,7 @@ class ErrorBody(Wire, kw_only=True):
 FinishReason = Literal["stop", "length"]
 
 
-class OutputEvent(Wire, kw_only=True):
+class OutputEvent(Wire, frozen=True, kw_only=True):
     """One event on `output.<client>.<request>`; `done` and `error` are final."""
 
     event: Literal["tokens", "restart", "resume", "done", "error"]
@@ -242,7 +242,7 @@ class OutputEvent(Wire, kw_only=True):
         return self.event in ("done", "error") and self.attempt > 0
 
 
-class Result(Wire, kw_only=True):
+class Result(Wire, frozen=True, kw_only=True):
     """The one stored outcome of a request."""
 
     id: str
@@ -252,6 +252,8 @@ class Result(Wire, kw_only=True):
     attempt: int
     sequence: int = 0
     """Sequence number of the final event."""
+    stream: bool = True
+    """Whether tokens were streamed; if not, the final event carries the text."""
     text: str = ""
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
@@ -272,7 +274,7 @@ class Result(Wire, kw_only=True):
 # ------------------------------------------------------------------ worker → predictor, dispatchers
 
 
-class StepTime(Wire, kw_only=True, omit_defaults=False):
+class StepTime(Wire, frozen=True, kw_only=True, omit_defaults=False):
     """Coefficients of one step's duration in ms; predictor/step_time.py has the formula."""
 
     base_ms: float
@@ -289,7 +291,7 @@ class StepTime(Wire, kw_only=True, omit_defaults=False):
     """c4: per request in the batch."""
 
 
-class EngineLimits(Wire, kw_only=True, omit_defaults=False):
+class EngineLimits(Wire, frozen=True, kw_only=True, omit_defaults=False):
     """What bounds the engine's scheduler, read from the engine itself."""
 
     rules: Literal["vllm"]
@@ -306,7 +308,7 @@ class EngineLimits(Wire, kw_only=True, omit_defaults=False):
     """Share of the blocks kept free at admission."""
 
 
-class Instance(Wire, kw_only=True):
+class Instance(Wire, frozen=True, kw_only=True):
     """One boot of a worker, as its heartbeat and its lease show it."""
 
     instance: str

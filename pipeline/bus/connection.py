@@ -32,8 +32,6 @@ from pipeline.subjects import DEFAULT_PREFIX, Subjects
 if TYPE_CHECKING:
     from nats.aio.client import Server
 
-    from pipeline.bus.jetstream import JetStream
-
 log = structlog.get_logger()
 
 CONNECT_TIMEOUT_S = 10.0
@@ -75,7 +73,7 @@ class Subscription:
     async def drain(self) -> None:
         """Stop receiving; what the server had sent already is still handled."""
         with contextlib.suppress(nats.errors.Error):
-            await self._inner.drain()
+            await self._inner.drain()  # type: ignore[no-untyped-call]
 
 
 @dataclass
@@ -89,10 +87,10 @@ class Bus:
     _on_reconnect: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        from pipeline.bus.jetstream import JetStream
+        from pipeline.bus.jetstream import JetStream  # it needs Message from here
 
         self.subjects = Subjects(self.settings.prefix)
-        self.jetstream: JetStream = JetStream(self)
+        self.jetstream = JetStream(self)
 
     @classmethod
     async def connect(

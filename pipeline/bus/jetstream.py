@@ -99,7 +99,8 @@ class JetStream:
         """Publish until a stream has acknowledged it.
 
         Either `message_id` or `expect_last` (the subject's last sequence must be this; 0 for
-        none) makes the retries safe. Raises QueueFull, SequenceConflict, MessageTooLarge, BusUnavailable (outcome unknown).
+        none) makes the retries safe. Raises QueueFull, SequenceConflict, MessageTooLarge, and
+        BusUnavailable when the outcome is unknown.
         """
         if message_id is None and expect_last is None:
             raise ValueError("store needs message_id or expect_last: a retry could store twice")

@@ -56,7 +56,7 @@ class Delivery:
         self.data = message.data
         self.headers: Mapping[str, str] = message.headers
         self.settled = False
-        # $JS.ACK.<stream>.<consumer>.<deliveries>.<sequence>.<consumer sequence>.<time ns>.<pending>
+        # $JS.ACK.<stream>.<consumer>.<deliveries>.<sequence>.<consumer's>.<time ns>.<pending>
         # or the longer form with a domain and an account in front; both end alike.
         tokens = message.reply.split(".")
         offset = 2 if len(tokens) == 9 else 4
