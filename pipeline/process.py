@@ -1,7 +1,7 @@
 """Running one component as a process: uvloop, logs, signals, one connection, an orderly end.
 
 A component is a coroutine `serve(bus, stop)`: it starts, works until `stop` is set, and cleans up.
-The first SIGTERM or SIGINT sets `stop`; a second one cancels what is still going on.
+The first SIGTERM or SIGINT sets `stop`, a second one `stop.hurry`, a third one cancels all.
 """
 
 import asyncio
@@ -26,7 +26,16 @@ LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 START_CONNECT_TIMEOUT_S = 30.0  # in a compose stack the server may come up after us
 
-Serve = Callable[[Bus, asyncio.Event], Awaitable[None]]
+
+class Stop(asyncio.Event):
+    """Set by the first signal; `hurry` by the second: end now, finish nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hurry = asyncio.Event()
+
+
+Serve = Callable[[Bus, Stop], Awaitable[None]]
 
 
 def configure_logs(level: LogLevel = "info", format_: LogFormat = "console") -> None:
@@ -62,13 +71,15 @@ def run_component(role: str, settings: BusSettings, serve: Serve) -> int:
 
 
 async def _run(role: str, settings: BusSettings, serve: Serve) -> int:
-    stop = asyncio.Event()
+    stop = Stop()
     this = asyncio.current_task()
     assert this is not None  # noqa: S101  a coroutine that runs is a task
 
     def on_signal() -> None:
-        if stop.is_set():
+        if stop.hurry.is_set():
             this.cancel()
+        elif stop.is_set():
+            stop.hurry.set()
         stop.set()
 
     loop = asyncio.get_running_loop()

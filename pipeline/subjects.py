@@ -160,6 +160,36 @@ class Subjects:
         """Name of a component as a NATS service."""
         return f"{self.prefix}-{role}"
 
+    def service_ping(self, role: str) -> str:
+        """Every running component of this role answers a request here."""
+        return f"$SRV.PING.{self.service(role)}"
+
+    # -- wildcards
+    @property
+    def all_cancels(self) -> str:
+        return self.cancel("*", "*")
+
+    @property
+    def all_inboxes(self) -> str:
+        return self.inbox("*", "*")
+
+    @property
+    def all_heartbeats(self) -> str:
+        return self.heartbeat("*")
+
+    @property
+    def all_queued(self) -> str:
+        return self.queued("*")
+
+    @property
+    def all_finished(self) -> str:
+        return self.finished("*", "*")
+
+
+def last_tokens(subject: str, count: int) -> list[str]:
+    """The last tokens of a subject: who and what it is about, whatever the prefix."""
+    return subject.rsplit(".", count)[1:]
+
 
 TAGGER_CONSUMER = "tagger"
 DISPATCHER_CONSUMER = "dispatcher"

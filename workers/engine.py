@@ -5,7 +5,7 @@ clipped and ends in `length`, a prompt without room raises PromptTooLong, a full
 raises Overloaded, and everything that the engine itself breaks raises EngineFailed.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -81,7 +81,7 @@ class Engine(Protocol):
         """Load, warm up, and read the limits. Returns when requests will be served."""
         ...
 
-    def generate(self, request: EngineRequest) -> AsyncIterator[Delta]:
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
         """Stream the answer. Closing the iterator aborts the request.
 
         Raises PromptTooLong, Overloaded, EngineFailed (all RequestErrors).

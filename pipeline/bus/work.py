@@ -149,15 +149,29 @@ class WorkQueue:
             except TimeoutError:
                 pass
 
-    async def stop(self, grace_s: float = 10.0) -> None:
-        """Take nothing new, let the handlers finish for `grace_s`, then cancel and hand back."""
+    async def stop_pulling(self) -> None:
+        """Take nothing new; what is in hand goes on."""
+        if self._stopping:
+            return
         self._stopping = True
         self._wake.set()
         if self._subscription is not None:
             # Messages already on their way are refused at once instead of timing out.
             await self._subscription.drain()
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=grace_s)
+
+    async def stop(self, grace_s: float = 10.0, hurry: asyncio.Event | None = None) -> None:
+        """Take nothing new, let the handlers finish, then cancel them so that they hand back.
+
+        They have `grace_s`, or until `hurry` is set.
+        """
+        await self.stop_pulling()
+        in_time = asyncio.gather(*self._tasks, return_exceptions=True)
+        waits: list[asyncio.Future[object]] = [asyncio.ensure_future(asyncio.shield(in_time))]
+        if hurry is not None:
+            waits.append(asyncio.ensure_future(hurry.wait()))
+        await asyncio.wait(waits, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
         leftovers = list(self._tasks)
         for task in leftovers:
             task.cancel()

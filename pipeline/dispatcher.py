@@ -1,0 +1,266 @@
+"""The dispatcher: from TAGGED to the inbox of the better instance.
+
+It keeps no state that it cannot rebuild: who lives is heard within a second, counts come with
+the heartbeats, and a request stays in TAGGED until an inbox has it. Run as many as you like.
+"""
+
+import asyncio
+import random
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from pipeline.bus import Bus, Delivery, Message, WorkQueue
+from pipeline.bus.lease import all_leases
+from pipeline.bus.service import serve
+from pipeline.bus.topology import dispatcher_consumer
+from pipeline.cancels import Cancels
+from pipeline.codec import decode, encode
+from pipeline.conclusion import bury, conclude, error_result
+from pipeline.errors import (
+    BadRequest,
+    Cancelled,
+    DeadlineExceeded,
+    ModelNotFound,
+    QueueFull,
+    RequestError,
+)
+from pipeline.estimates import RunningMedian
+from pipeline.fleet import Fleet
+from pipeline.intake import Intake
+from pipeline.messages import (
+    Decision,
+    DispatchedRequest,
+    Instance,
+    TaggedRequest,
+    wall_ms,
+)
+from pipeline.metrics import BURIED, DISPATCH_RETRIES, DISPATCHED, FALLBACKS, REFUSED
+from pipeline.periodic import every
+from pipeline.policies import Choice, Target, make_policy
+from pipeline.probing import ask, not_probed
+from pipeline.rescue import SWEEP_EVERY_S, Rescue
+from pipeline.standin import TaggerStandIn
+from pipeline.subjects import Header, last_tokens
+
+log = structlog.get_logger()
+
+IN_HAND_MAX = 64
+NOBODY_NAK_S = 0.5
+FULL_NAK_S = 0.2
+REGISTRY_EVERY_S = 1.0
+STOP_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherSettings:
+    """What a person can choose."""
+
+    policy: str = "power_of_two"
+    probe_timeout_ms: float = 50.0
+    """A score that comes later is worth less than the wait."""
+    seed: int | None = None
+
+
+class Dispatcher:
+    """One dispatcher process."""
+
+    def __init__(self, bus: Bus, settings: DispatcherSettings) -> None:
+        self._bus = bus
+        self._settings = settings
+        self._policy = make_policy(settings.policy, random.Random(settings.seed))
+        self._fleet = Fleet()
+        self._cancels = Cancels()
+        self._median = RunningMedian()
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Listen to the fleet, drain TAGGED, rescue, stand in; until `stop`."""
+        await self._listen()
+        service = await serve(
+            self._bus,
+            "dispatcher",
+            "Puts tagged requests into the inbox of the better instance.",
+            metadata={"policy": self._policy.name},
+        )
+        queue = WorkQueue(
+            self._bus,
+            dispatcher_consumer(self._bus.subjects),
+            self.handle,
+            in_hand_max=IN_HAND_MAX,
+        )
+        intake = Intake(self._bus, self._median, self._cancels, stage="dispatcher")
+        rescue = Rescue(self._bus, self._fleet)
+        log.info("dispatcher_ready", policy=self._policy.name)
+        async with asyncio.TaskGroup() as tasks:
+            chores = [
+                tasks.create_task(every(REGISTRY_EVERY_S, self._read_registry)),
+                tasks.create_task(every(SWEEP_EVERY_S, rescue.sweep)),
+                tasks.create_task(TaggerStandIn(self._bus, intake).watch()),
+            ]
+            tasks.create_task(queue.run())
+            await stop.wait()
+            for chore in chores:
+                chore.cancel()
+            await queue.stop(STOP_GRACE_S)
+        await service.stop()
+
+    async def _listen(self) -> None:
+        subjects = self._bus.subjects
+        self._bus.on_reconnect(self._fleet.reconnected)
+        await self._bus.subscribe(subjects.all_heartbeats, self._on_heartbeat)
+        await self._bus.subscribe(subjects.all_queued, self._on_queued)
+        await self._bus.subscribe(subjects.all_finished, self._on_finished)
+        await self._cancels.start(self._bus)
+        await self._read_registry()
+
+    def _on_heartbeat(self, message: Message) -> None:
+        try:
+            self._fleet.heard(decode(message.data, Instance))
+        except (BadRequest, RequestError) as error:
+            log.warning("heartbeat_ignored", subject=message.subject, reason=error.message)
+
+    def _on_queued(self, message: Message) -> None:
+        (instance,) = last_tokens(message.subject, 1)
+        if key := message.headers.get(Header.REQUEST):
+            self._fleet.arrived(instance, key)
+
+    def _on_finished(self, message: Message) -> None:
+        self._median.finished(message)
+        key, instance = message.headers.get(Header.REQUEST), message.headers.get(Header.INSTANCE)
+        if key and instance:
+            self._fleet.departed(instance, key)
+
+    async def _read_registry(self) -> None:
+        leases = await all_leases(self._bus)
+        instances = []
+        for value in leases.values():
+            try:
+                instances.append(decode(value, Instance))
+            except BadRequest:
+                continue  # a bare tombstone: nobody's any more
+        self._fleet.snapshot(instances)
+
+    async def handle(self, delivery: Delivery) -> None:
+        """One request: end it, put it back for later, or put it into an inbox."""
+        received_at_ms = wall_ms()
+        try:
+            tagged = decode(delivery.data, TaggedRequest)
+        except BadRequest as error:
+            BURIED.labels("dispatcher").inc()
+            await bury(self._bus, "dispatcher", delivery, error.message)
+            await delivery.term()
+            return
+        try:
+            targets = self._targets(tagged)
+        except RequestError as error:
+            REFUSED.labels("dispatcher", error.code).inc()
+            await conclude(self._bus, error_result(tagged, error))
+            await delivery.ack()
+            return
+        if not targets:
+            DISPATCH_RETRIES.labels("no_instance").inc()
+            await delivery.nak(NOBODY_NAK_S)
+            return
+        choice, decision = await self._decide(tagged, targets)
+        await self._place(delivery, tagged, choice, decision, received_at_ms)
+
+    def _targets(self, tagged: TaggedRequest) -> list[Target]:
+        """Who may take it. Raises what ends the request here; nobody is not the end."""
+        if tagged.key in self._cancels:
+            raise Cancelled("cancelled before it was dispatched")
+        if wall_ms() > tagged.deadline_at_ms:
+            raise DeadlineExceeded(
+                "the deadline passed before an instance took it", field="deadline_ms"
+            )
+        targets = self._fleet.targets(tagged.model)
+        served = self._fleet.models()
+        if not targets and served and not self._fleet.knows_model(tagged.model):
+            raise ModelNotFound(
+                f"no instance serves model {tagged.model}",
+                field="model",
+                limit=", ".join(served)[:256],
+            )
+        return targets
+
+    async def _decide(
+        self, tagged: TaggedRequest, targets: list[Target]
+    ) -> tuple[Choice, Decision]:
+        shortlist = self._policy.shortlist(targets)
+        if self._policy.needs_probe:
+            answers = await ask(
+                self._bus,
+                self._fleet,
+                tagged,
+                shortlist,
+                self._settings.probe_timeout_ms / 1000,
+            )
+            choice = self._policy.choose(shortlist, answers.predictions)
+            candidates = list(answers.candidates)
+        else:
+            choice = self._policy.choose(shortlist, {})
+            candidates = not_probed(shortlist)
+        if choice.fallback:
+            FALLBACKS.labels("no_prediction").inc()
+        return choice, Decision(
+            policy=self._policy.name,
+            reason=choice.reason,
+            candidates=candidates,
+            fallback=choice.fallback,
+        )
+
+    async def _place(
+        self,
+        delivery: Delivery,
+        tagged: TaggedRequest,
+        choice: Choice,
+        decision: Decision,
+        received_at_ms: float,
+    ) -> None:
+        """Into the first inbox that has room. Acknowledged only once one of them has it."""
+        trace = msgspec.structs.replace(
+            tagged.trace, dispatcher_received_at_ms=received_at_ms, probed_at_ms=wall_ms()
+        )
+        for target in choice.order:
+            try:
+                await self._store(tagged, target, decision, trace)
+            except QueueFull:
+                continue
+            self._fleet.arrived(target.instance, tagged.key)
+            DISPATCHED.labels(self._policy.name).inc()
+            await delivery.ack()
+            return
+        DISPATCH_RETRIES.labels("inboxes_full").inc()
+        await delivery.nak(FULL_NAK_S)
+
+    async def _store(
+        self, tagged: TaggedRequest, target: Target, decision: Decision, trace: msgspec.Struct
+    ) -> None:
+        estimate = tagged.estimate
+        dispatched = DispatchedRequest(
+            **{
+                **msgspec.structs.asdict(tagged),
+                "trace": msgspec.structs.replace(trace, dispatched_at_ms=wall_ms()),
+            },
+            instance=target.instance,
+            boot=target.boot,
+            decision=decision,
+        )
+        await self._bus.jetstream.store(
+            self._bus.subjects.inbox(target.instance, target.boot),
+            encode(dispatched),
+            # Whichever inbox it went to: a repeat of this attempt is known to the stream.
+            message_id=f"{tagged.key}.{tagged.attempt}",
+            headers={
+                Header.REQUEST: tagged.key,
+                Header.ATTEMPT: str(tagged.attempt),
+                Header.PROMPT_TOKENS: str(tagged.prompt_tokens),
+                Header.MAX_TOKENS: str(tagged.max_tokens or 0),
+                Header.ESTIMATE: f"{estimate.p10:g},{estimate.p50:g},{estimate.p90:g}",
+            },
+        )
+
+
+async def serve_dispatcher(bus: Bus, settings: DispatcherSettings, stop: asyncio.Event) -> None:
+    """Run one dispatcher until `stop`."""
+    await Dispatcher(bus, settings).serve(stop)

@@ -1,0 +1,39 @@
+"""Counters of every component, for Prometheus. Label sets are small and fixed."""
+
+from prometheus_client import Counter, Histogram, start_http_server
+
+REFUSED = Counter(
+    "astrolabe_refused_total", "Requests and messages that a stage refused.", ["stage", "code"]
+)
+BURIED = Counter("astrolabe_dead_letters_total", "Messages moved to dead.<stage>.", ["stage"])
+RESULTS = Counter("astrolabe_results_total", "Results stored.", ["stage", "status"])
+TAGGED = Counter(
+    "astrolabe_tagged_total", "Requests tagged, by what made the estimate.", ["source"]
+)
+DISPATCHED = Counter("astrolabe_dispatched_total", "Requests put into an inbox.", ["policy"])
+FALLBACKS = Counter(
+    "astrolabe_dispatch_fallbacks_total",
+    "Decisions made without the predictions that the policy asked for.",
+    ["reason"],
+)
+PROBES = Counter("astrolabe_probes_total", "Probes sent, by outcome.", ["outcome"])
+DISPATCH_RETRIES = Counter(
+    "astrolabe_dispatch_retries_total", "Requests put back to be dispatched later.", ["reason"]
+)
+RESCUED = Counter("astrolabe_rescued_total", "Requests taken from a dead instance's inbox.")
+STANDING_IN = Counter(
+    "astrolabe_tagger_standins_total", "Times a dispatcher began to tag for missing taggers."
+)
+PREDICTIONS = Counter("astrolabe_predictions_total", "Probes answered.", ["outcome"])
+PREDICTION_SECONDS = Histogram(
+    "astrolabe_prediction_seconds",
+    "Time to answer a probe.",
+    buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
+)
+STATE_DROPPED = Counter("astrolabe_state_dropped_total", "State messages ignored.", ["reason"])
+
+
+def serve_metrics(port: int) -> None:
+    """Expose the counters on `port` of all interfaces; 0 leaves them unexposed."""
+    if port:
+        start_http_server(port)
