@@ -235,7 +235,9 @@ class Bus:
         async def deliver(message: Msg) -> None:
             try:
                 handle(as_message(message))
-            except Exception:
+            except (Exception, asyncio.CancelledError):
+                # Nothing is awaited here, so a cancellation is the handler's own; let through, it
+                # would end the subscription in silence.
                 log.exception("subscription_handler_failed", subject=subject)
 
         try:

@@ -141,7 +141,7 @@ class JetStream:
         reply = await self._bus.request(
             f"{API}.DIRECT.GET.{stream}.{subject}", timeout_s=API_TIMEOUT_S
         )
-        return None if reply.headers.get("Status") else _stored(reply)
+        return None if _is_status(reply) else _stored(reply)
 
     async def read(
         self, stream: str, subject_filter: str, *, start: int = 1, limit: int = READ_BATCH_MAX
@@ -170,14 +170,15 @@ class JetStream:
             async with asyncio.timeout(API_TIMEOUT_S):
                 while True:
                     message = await queue.get()
+                    if not _is_status(message):
+                        found.append(_stored(message))
+                        continue
                     status = message.headers.get("Status")
                     if status in ("204", "404"):
                         return found
                     if status == "503":
                         raise NoResponders(f"stream {stream} does not exist or has no leader")
-                    if status:
-                        raise BusError(f"{stream}: {message.headers.get('Description', status)}")
-                    found.append(_stored(message))
+                    raise BusError(f"{stream}: {message.headers.get('Description', status)}")
         except TimeoutError:
             raise RequestTimeout(f"{stream}: no answer within {API_TIMEOUT_S:g} s") from None
         finally:
@@ -250,6 +251,11 @@ def _store_error(subject: str, error: _ErrorReply) -> BusError:
     if error.code == 503:
         return BusUnavailable(f"{subject}: {error.description}")
     return ApiError(error.code, error.err_code, error.description)
+
+
+def _is_status(message: "Message") -> bool:
+    """Whether the server itself speaks. A stored message may have a header called Status too."""
+    return "Nats-Sequence" not in message.headers
 
 
 def _stored(message: "Message") -> StoredMessage:

@@ -127,6 +127,9 @@ class WorkQueue:
         while not self._stopping:
             try:
                 if self._recover:
+                    keep_at = loop.time()  # before new demand: what we hold may have run out
+                    for delivery in list(self._tasks.values()):
+                        await delivery.keep()
                     await self._begin()
                 await self._top_up()
                 if loop.time() >= keep_at:
@@ -216,7 +219,9 @@ class WorkQueue:
 
     def _on_message(self, message: Message) -> None:
         self._last_heard = asyncio.get_running_loop().time()
-        status = message.headers.get("Status")
+        # Only what has to be acknowledged has a reply subject; a client's message may have a
+        # header called Status all the same.
+        status = None if message.reply else message.headers.get("Status")
         if status is None:
             self._asked = max(0, self._asked - 1)
             self._start(Delivery(self._bus, message))

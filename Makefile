@@ -1,0 +1,43 @@
+# Four verbs for contributors: install, fix, check, test. `make help` lists all.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check fix bench clean
+
+help: ## what there is
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  \1\t/' | expand -t 12
+
+install: $(STAMP) ## a virtual environment with everything that runs and tests
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || { echo "Python's venv is missing: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[onnx,dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP) ## a local stack under load, and a table of what happened
+	$(BIN)/astrolabe demo
+
+test: $(STAMP) ## the whole test suite, against a NATS server that it starts itself
+	$(BIN)/python -m pytest
+
+check: $(STAMP) ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fix: $(STAMP) ## mend what lint and format can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## the pipeline's own added latency, beside the bus's floor
+	$(BIN)/python -m bench.pipeline
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis bench-results

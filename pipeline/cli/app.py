@@ -1,0 +1,51 @@
+"""The command's frame: what there is, and how an error looks (one line that names its cause)."""
+
+import sys
+
+import typer
+from typer.exceptions import TyperException
+
+from pipeline.cli import components, stack
+from pipeline.errors import AstrolabeError
+
+app = typer.Typer(
+    name="astrolabe",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Place each request of a large language model on the instance that will serve it best. "
+    "Start with `astrolabe up`, then `astrolabe send 'Why is the sky blue?'`.",
+)
+
+LOCAL = "Try it and look at it"
+COMPONENTS = "One component"
+
+app.command(rich_help_panel=LOCAL)(stack.up)
+app.command(rich_help_panel=LOCAL)(stack.send)
+app.command(rich_help_panel=LOCAL)(stack.status)
+app.command(rich_help_panel=LOCAL)(stack.demo)
+app.command(rich_help_panel=COMPONENTS)(components.dispatcher)
+app.command(rich_help_panel=COMPONENTS)(components.worker)
+app.command(rich_help_panel=COMPONENTS)(components.predictor)
+
+tagger_app = typer.Typer(invoke_without_command=True)
+tagger_app.callback()(components.tagger)
+app.add_typer(tagger_app, name="tagger", rich_help_panel=COMPONENTS)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit status. Wrong usage is one line and status 2."""
+    try:
+        status = app(args=arguments, standalone_mode=False)
+    except TyperException as error:
+        return _complain(getattr(error, "format_message", lambda: str(error))())
+    except AstrolabeError as error:
+        return _complain(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    return status if isinstance(status, int) else 0
+
+
+def _complain(message: str) -> int:
+    sys.stderr.write(f"astrolabe: {' '.join(message.split())}\n")
+    return 2

@@ -1,0 +1,97 @@
+"""The tables of `astrolabe status`, from data alone."""
+
+from rich.table import Table
+
+from pipeline.status import Status
+
+STATE_COLOURS = {"ready": "green", "draining": "yellow", "dead": "red"}
+STALE_S = 3.0  # a lease is renewed every second; dispatchers give up on it after this
+
+
+def status_tables(status: Status) -> list[Table]:
+    """Instances, streams, consumers, services; each with a row that says so where it is empty."""
+    return [_instances(status), _queues(status), _consumers(status), _services(status)]
+
+
+def _table(title: str, texts: list[str], numbers: list[str]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", expand=False)
+    for heading in texts:
+        table.add_column(heading, overflow="fold")
+    for heading in numbers:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _instances(status: Status) -> Table:
+    table = _table(
+        "Instances",
+        ["instance", "boot", "state", "model", "engine"],
+        ["running", "waiting", "inbox", "KV %", "preemptions", "age s"],
+    )
+    for row in status.instances:
+        age = f"[red]{row.age_s:.1f}[/]" if row.age_s > STALE_S else f"{row.age_s:.1f}"
+        table.add_row(
+            row.instance,
+            row.boot,
+            f"[{STATE_COLOURS.get(row.state, 'white')}]{row.state}[/]",
+            row.model,
+            row.engine,
+            str(row.running),
+            str(row.waiting),
+            str(row.inbox_pending),
+            f"{row.kv_used_percent:.1f}",
+            str(row.preemptions),
+            age,
+        )
+    return _or_none(table)
+
+
+def _queues(status: Status) -> Table:
+    table = _table("Streams", ["stream"], ["messages", "bytes", "subjects"])
+    for row in status.queues:
+        if row.found:
+            table.add_row(row.stream, f"{row.messages:,}", _bytes(row.bytes), f"{row.subjects:,}")
+        else:
+            table.add_row(row.stream, "[red]missing[/]", "", "")
+    return table
+
+
+def _consumers(status: Status) -> Table:
+    table = _table(
+        "Consumers",
+        ["stream", "consumer"],
+        ["pending", "in hand", "redelivered", "pulls"],
+    )
+    for row in status.consumers:
+        table.add_row(
+            row.stream,
+            row.consumer,
+            f"{row.pending:,}",
+            f"{row.ack_pending:,}",
+            f"{row.redelivered:,}",
+            str(row.waiting_pulls) if row.waiting_pulls else "[red]0[/]",
+        )
+    return _or_none(table)
+
+
+def _services(status: Status) -> Table:
+    table = _table("Services", ["role", "id", "version", "metadata"], [])
+    for row in status.services:
+        metadata = " ".join(f"{k}={v}" for k, v in row.metadata.items() if not k.startswith("_"))
+        table.add_row(row.role, row.id, row.version, metadata)
+    return _or_none(table)
+
+
+def _or_none(table: Table) -> Table:
+    if not table.row_count:
+        table.add_row("[dim]none[/]")
+    return table
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

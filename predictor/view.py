@@ -1,0 +1,157 @@
+"""What a predictor knows of its instance: the last ledger, and what is on its way to it.
+
+Three layers, oldest knowledge first: the worker's published ledger; what INBOX stored since (seen
+on `queued.<instance>`); what this predictor was asked about a moment ago and may still be sent.
+The last one closes the gap between a probe and its dispatch: two requests that arrive within one
+probe's time do not both see an idle instance.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pipeline.messages import EngineLimits, Probe, RequestState, StateUpdate, StepTime
+from pipeline.subjects import Header
+
+QUEUED_EXPIRES_S = 30.0
+"""Far above the time from inbox to ledger, unless the worker is full; a lost message ends here."""
+PROBED_EXPIRES_S = 0.02
+"""From a probe's answer to the echo of its dispatch takes about 3 ms; then it went elsewhere."""
+STATE_STALE_S = 5.0
+ON_THEIR_WAY_MAX = 4_096
+
+
+class NoStateError(Exception):
+    """Nothing is known of the instance, or nothing recent."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The instance as one prediction sees it: its queues in order, those on their way behind."""
+
+    boot: str
+    limits: EngineLimits
+    step_time: StepTime
+    requests: list[RequestState]
+    age_ms: float
+
+
+@dataclass(slots=True)
+class _Expected:
+    state: RequestState
+    until: float
+
+
+@dataclass
+class InstanceView:
+    """Keeps the layers. Owned by one event loop."""
+
+    instance: str
+    clock: Callable[[], float] = time.monotonic
+    _update: StateUpdate | None = None
+    _updated_at: float = 0.0
+    _queued: dict[str, _Expected] = field(default_factory=dict)
+    _probed: dict[str, _Expected] = field(default_factory=dict)
+    _decode: msgspec.msgpack.Decoder[StateUpdate] = field(
+        default_factory=lambda: msgspec.msgpack.Decoder(StateUpdate)
+    )
+
+    def state(self, data: bytes) -> str | None:
+        """A published ledger; returns why it was dropped, or None."""
+        try:
+            update = self._decode.decode(data)
+        except (msgspec.DecodeError, msgspec.ValidationError):
+            return "undecodable"
+        if update.instance != self.instance:
+            return "other_instance"
+        last = self._update
+        if last is not None and last.boot == update.boot and update.sequence <= last.sequence:
+            return "out_of_order"
+        if last is not None and last.boot != update.boot:
+            self._queued.clear()  # it was for the inbox of the boot before
+        self._update = update
+        self._updated_at = self.clock()
+        for state in update.requests:
+            self._queued.pop(state.key, None)
+        for key in update.finished:
+            self._queued.pop(key, None)
+        return None
+
+    def queued(self, headers: Mapping[str, str]) -> str | None:
+        """INBOX stored a request for this instance; returns why it was dropped, or None."""
+        try:
+            key = headers[Header.REQUEST]
+            prompt_tokens = int(headers[Header.PROMPT_TOKENS])
+            max_tokens = int(headers[Header.MAX_TOKENS])
+            p10, p50, p90 = (float(part) for part in headers[Header.ESTIMATE].split(","))
+        except (KeyError, ValueError):
+            return "undecodable"
+        self._probed.pop(key, None)
+        if len(self._queued) >= ON_THEIR_WAY_MAX:
+            self._drop_expired()
+            if len(self._queued) >= ON_THEIR_WAY_MAX:
+                return "too_many"
+        self._queued[key] = _Expected(
+            _waiting(key, prompt_tokens, max_tokens, (p10, p50, p90)),
+            self.clock() + QUEUED_EXPIRES_S,
+        )
+        return None
+
+    def view(self) -> View:
+        """The instance now. Raises NoStateError."""
+        update = self._update
+        if update is None:
+            raise NoStateError(f"no state of instance {self.instance} yet")
+        age_s = self.clock() - self._updated_at
+        if age_s > STATE_STALE_S:
+            raise NoStateError(f"the state of {self.instance} is {age_s:.1f} s old")
+        self._drop_expired()
+        known = {state.key for state in update.requests}
+        coming = [e.state for e in (*self._queued.values(), *self._probed.values())]
+        return View(
+            boot=update.boot,
+            limits=update.limits,
+            step_time=update.step_time,
+            requests=[*update.requests, *(s for s in coming if s.key not in known)],
+            age_ms=age_s * 1000,
+        )
+
+    def probed(self, probe: Probe) -> None:
+        """A probe was answered: its request may be on its way in a moment."""
+        if len(self._probed) >= ON_THEIR_WAY_MAX:
+            self._drop_expired()
+        estimate = probe.estimate
+        self._probed[probe.key] = _Expected(
+            _waiting(
+                probe.key,
+                probe.prompt_tokens,
+                probe.max_tokens or 0,
+                (estimate.p10, estimate.p50, estimate.p90),
+            ),
+            self.clock() + PROBED_EXPIRES_S,
+        )
+
+    def _drop_expired(self) -> None:
+        now = self.clock()
+        for layer in (self._queued, self._probed):
+            for key in [key for key, expected in layer.items() if expected.until <= now]:
+                del layer[key]
+
+
+def _waiting(
+    key: str, prompt_tokens: int, max_tokens: int, quantiles: tuple[float, float, float]
+) -> RequestState:
+    p10, p50, p90 = quantiles
+    return RequestState(
+        key=key,
+        phase="waiting",
+        prompt_tokens=prompt_tokens,
+        computed_tokens=0,
+        generated_tokens=0,
+        max_tokens=max_tokens or 2**31,
+        p10=p10,
+        p50=p50,
+        p90=p90,
+    )
