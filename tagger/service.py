@@ -71,9 +71,8 @@ class ModelEstimator:
         """On a model thread. None when its turn came too late to be of use."""
         if time.perf_counter() > start_by:
             return None
-        p10, p50, p90 = (float(q) for q in self._model.estimate([prompt])[0])
-        length = LengthEstimate(p10=p10, p50=p50, p90=p90, source=self._model.name)
-        return self._model.count_tokens(prompt), length
+        prompt_tokens, (p10, p50, p90) = self._model.estimate_one(prompt)
+        return prompt_tokens, LengthEstimate(p10=p10, p50=p50, p90=p90, source=self._model.name)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,87 @@
+"""From a prompt to the token ids that the length model reads. Training and serving share this.
+
+The model reads at most 128 tokens: the first 86 and the last 40 beside its two special ones. What a
+long prompt asks for stands at its start or its end. Only a bounded head and tail of the text are
+tokenised, so a prompt of a megabyte costs what a page does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from pipeline.errors import UsageError
+
+TOKENS_MAX = 128
+TAIL_TOKENS = 40
+HEAD_TOKENS = TOKENS_MAX - 2 - TAIL_TOKENS
+CHARS_READ_MAX = 4_096
+"""Of each end of a prompt: far more than 86 tokens need, and all of almost every prompt."""
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """One prompt as the model reads it."""
+
+    ids: list[int]
+    """At most TOKENS_MAX, special ones included."""
+    counted: int
+    """Tokens of the whole prompt by this tokenizer, estimated where the middle was not read."""
+
+
+class PromptTokenizer:
+    """The model's own tokenizer, from its `tokenizer.json`. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._first = _special(tokenizer, "[CLS]", "<s>")
+        self._last = _special(tokenizer, "[SEP]", "</s>")
+        self.pad = _special(tokenizer, "[PAD]", "<pad>")
+
+    @classmethod
+    def load(cls, path: Path) -> "PromptTokenizer":
+        return cls(Tokenizer.from_file(str(path)))
+
+    def tokens(self, prompt: str) -> Tokens:
+        """Ids and count of one prompt, whatever characters it has."""
+        prompt = prompt.encode("utf-8", "replace").decode()  # lone surrogates have no encoding
+        if len(prompt) <= 2 * CHARS_READ_MAX:
+            ids = self._ids(prompt)
+            return Tokens(self._framed(ids[:HEAD_TOKENS], ids[HEAD_TOKENS:]), len(ids))
+        head, tail = self._ids(prompt[:CHARS_READ_MAX]), self._ids(prompt[-CHARS_READ_MAX:])
+        counted = round((len(head) + len(tail)) * len(prompt) / (2 * CHARS_READ_MAX))
+        return Tokens(self._framed(head[:HEAD_TOKENS], tail), counted)
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _framed(self, head: list[int], rest: list[int]) -> list[int]:
+        return [self._first, *head, *rest[-TAIL_TOKENS:], self._last]
+
+
+def _special(tokenizer: Tokenizer, *names: str) -> int:
+    """Id of the first of these tokens that the vocabulary has: BERT's name or RoBERTa's."""
+    for name in names:
+        found: int | None = tokenizer.token_to_id(name)
+        if found is not None:
+            return found
+    raise UsageError(f"tokenizer.json has none of {', '.join(names)}")
+
+
+def batch(rows: Sequence[Sequence[int]], pad: int) -> tuple[Ids, Ids]:
+    """Ids and attention mask, both [rows, longest row]."""
+    length = max(len(row) for row in rows)
+    ids = np.full((len(rows), length), pad, dtype=np.int64)
+    mask = np.zeros((len(rows), length), dtype=np.int64)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = row
+        mask[number, : len(row)] = 1
+    return ids, mask
