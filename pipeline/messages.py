@@ -169,6 +169,8 @@ class Prediction(Wire, frozen=True, kw_only=True):
     requests: int = 0
     """Requests that the simulation started with, those on their way included."""
     steps: int = 0
+    extrapolated: bool = False
+    """The simulation was cut short; the times go on from its mean step."""
 
 
 class Candidate(Wire, frozen=True, kw_only=True):

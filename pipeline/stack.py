@@ -9,15 +9,11 @@ import contextlib
 import fcntl
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
-
-import structlog
 
 from pipeline.bus import Bus, BusSettings
 from pipeline.child import Child
@@ -25,10 +21,10 @@ from pipeline.errors import BusError, UsageError
 from pipeline.log_follow import follow_warnings
 from pipeline.nats_server import NatsServer
 from pipeline.readiness import Readiness
-from pipeline.subjects import DEFAULT_PREFIX
+from pipeline.stack_settings import StackSettings, component_commands
 from pipeline.supervisor import Supervisor
 
-log = structlog.get_logger()
+__all__ = ["LocalStack", "StackSettings", "run_stack"]
 
 READY_TIMEOUT_S = 90.0  # ten interpreters that start at once on two cores, with room
 READY_POLL_S = 0.1
@@ -36,76 +32,6 @@ STOP_GRACE_S = 5.0
 """For components that only have to hand back what they hold, and beyond a worker's own grace."""
 NATS = "nats"
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass(frozen=True, slots=True)
-class StackSettings:
-    """What a person can choose of a local stack."""
-
-    instances: int = 4
-    taggers: int = 1
-    dispatchers: int = 1
-    engine: str = "simulated"
-    policy: str = "power_of_two"
-    prefix: str = DEFAULT_PREFIX
-    port: int | None = None
-    """None: any free one."""
-    store_dir: Path | None = None
-    """Kept; None: a temporary folder, removed at the end."""
-    seed: int | None = None
-    """Makes the dispatchers' and the simulated engines' choices repeatable."""
-    tagger_args: tuple[str, ...] = ()
-    dispatcher_args: tuple[str, ...] = ()
-    worker_args: tuple[str, ...] = ()
-    predictor_args: tuple[str, ...] = ()
-    worker_grace_s: float = 10.0
-    """How long running requests may go on once the stack is told to stop."""
-    restart: bool = False
-    """Restart what exits, with growing waits. Tests that kill things leave it off."""
-    log_level: str = "info"
-    log_format: str = "console"
-    command: tuple[str, ...] = (sys.executable, "-P", "-m", "pipeline.cli")
-    """What runs a component. `-P`: a folder called pipeline where the user stands is not ours."""
-
-    @property
-    def instance_names(self) -> list[str]:
-        return [f"i{number}" for number in range(self.instances)]
-
-
-def component_commands(settings: StackSettings, url: str) -> dict[str, tuple[str, ...]]:
-    """Command line of every component by name, in the order in which they start."""
-    bus = ("--url", url, "--prefix", settings.prefix)
-    logs = ("--log-level", settings.log_level, "--log-format", settings.log_format)
-
-    def line(role: str, *more: str) -> tuple[str, ...]:
-        return (*settings.command, role, *bus, *logs, *more)
-
-    def seed(number: int, option: str, form: str = "{}") -> tuple[str, ...]:
-        return () if settings.seed is None else (option, form.format(settings.seed + number))
-
-    commands: dict[str, tuple[str, ...]] = {}
-    for number, name in enumerate(settings.instance_names):
-        simulated = settings.engine == "simulated"
-        commands[f"worker-{name}"] = line(
-            "worker",
-            *("--instance", name, "--engine", settings.engine),
-            *("--grace-s", f"{settings.worker_grace_s:g}"),
-            *(seed(number, "--engine-arg", "seed={}") if simulated else ()),
-            *settings.worker_args,
-        )
-        commands[f"predictor-{name}"] = line(
-            "predictor", "--instance", name, *settings.predictor_args
-        )
-    for number in range(settings.taggers):
-        commands[f"tagger-{number}"] = line("tagger", *settings.tagger_args)
-    for number in range(settings.dispatchers):
-        commands[f"dispatcher-{number}"] = line(
-            "dispatcher",
-            *("--policy", settings.policy),
-            *seed(number, "--seed"),
-            *settings.dispatcher_args,
-        )
-    return commands
 
 
 class LocalStack:

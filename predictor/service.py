@@ -95,4 +95,5 @@ def predict(instance: str, view: View, probe: Probe) -> Prediction:
         state_age_ms=view.age_ms,
         requests=len(requests),
         steps=forecast.steps,
+        extrapolated=forecast.extrapolated,
     )

@@ -54,6 +54,18 @@ def step_ms(coefficients: StepTime, load: StepLoad) -> float:
     )
 
 
+def scaled(coefficients: StepTime, factor: float) -> StepTime:
+    """The coefficients of an engine whose every step takes `factor` times as long."""
+    return StepTime(
+        base_ms=coefficients.base_ms * factor,
+        flat_ms=coefficients.flat_ms * factor,
+        token_ms=coefficients.token_ms * factor,
+        prefill_ms=coefficients.prefill_ms * factor,
+        context_ms=coefficients.context_ms * factor,
+        sequence_ms=coefficients.sequence_ms * factor,
+    )
+
+
 PROFILES: dict[str, StepTime] = {
     DEFAULT_PROFILE: StepTime(
         base_ms=8.2,

@@ -1,7 +1,8 @@
-"""Waiting for something to become true, with a bound."""
+"""Waiting for something to become true, with a bound; and whether a process still runs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 
 async def eventually(
@@ -16,3 +17,12 @@ async def eventually(
             return
         assert loop.time() < give_up_at, f"{what} was not so within {within_s:g} s"
         await asyncio.sleep(0.01)
+
+
+def running(pid: int) -> bool:
+    """Whether the process exists and is more than a name that nobody has reaped."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"

@@ -4,8 +4,9 @@ Built from what the worker itself saw (it took the request, the engine streamed 
 by what the engine reports. The predictor's picture of the instance is this, published whole.
 """
 
+import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.messages import DispatchedRequest, Phase, RequestState
@@ -30,7 +31,7 @@ class Ledger:
         self._entries: dict[str, Entry] = {}
         self._max_model_len = max_model_len
         self._finished: deque[str] = deque(maxlen=FINISHED_REMEMBERED_MAX)
-        self.changed = False
+        self.changed = asyncio.Event()
         """Set on every arrival and end; whoever publishes the state clears it."""
 
     def __len__(self) -> int:
@@ -41,13 +42,13 @@ class Ledger:
 
     def add(self, request: DispatchedRequest) -> Entry:
         entry = self._entries[request.key] = Entry(request)
-        self.changed = True
+        self.changed.set()
         return entry
 
     def remove(self, key: str) -> None:
         if self._entries.pop(key, None) is not None:
             self._finished.append(key)
-            self.changed = True
+            self.changed.set()
 
     def get(self, key: str) -> Entry | None:
         return self._entries.get(key)
@@ -59,7 +60,7 @@ class Ledger:
         """The ledger in the order of the engine's queues, corrected by its report."""
         exact = stats.progress
         ordered = [key for key in exact if key in self._entries]
-        ordered += [key for key in self._entries if key not in exact]
+        ordered += [key for key, entry in self._entries.items() if self._unseen(key, entry, exact)]
         inferred = self._inferred(ordered, stats) if not exact else {}
         return [
             self._state(self._entries[key], exact.get(key) or inferred.get(key)) for key in ordered
@@ -68,6 +69,11 @@ class Ledger:
     def finished(self) -> list[str]:
         """Keys that ended lately."""
         return list(self._finished)
+
+    @staticmethod
+    def _unseen(key: str, entry: Entry, exact: Mapping[str, Progress]) -> bool:
+        """Not in the engine's exact report: on its way in. One with tokens is on its way out."""
+        return key not in exact and not (exact and entry.generated_tokens)
 
     def _inferred(self, keys: Sequence[str], stats: EngineStats) -> dict[str, Progress]:
         """Phases without exact state: a request with tokens decodes; of the others the oldest

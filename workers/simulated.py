@@ -22,7 +22,7 @@ from pipeline.errors import (
 )
 from pipeline.messages import EngineLimits, FinishReason, Phase
 from predictor.scheduler import Scheduler, Sequence
-from predictor.step_time import DEFAULT_PROFILE, LIMITS, PROFILES
+from predictor.step_time import DEFAULT_PROFILE, LIMITS, PROFILES, scaled
 from workers.engine import Delta, EngineReady, EngineRequest, EngineStats, Progress
 from workers.simulated_answer import Words, answer_length
 from workers.simulated_time import Pace, TrueStepTime
@@ -151,7 +151,8 @@ class SimulatedEngine:
         return EngineReady(
             model=self._settings.model,
             limits=self._limits,
-            step_time=PROFILES[self._settings.profile],
+            # At a scale of 0 no prediction in milliseconds can hold; the order still does.
+            step_time=scaled(PROFILES[self._settings.profile], self._settings.time_scale or 1.0),
         )
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:

@@ -6,6 +6,7 @@ others, and a new boot begins on the same engine.
 """
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 
 import msgspec
@@ -34,6 +35,8 @@ stays in the inbox can still go elsewhere when the instance dies or drains."""
 STATE_EVERY_S = 0.02
 STATE_REFRESH_S = 0.2
 """Also without a change: a lost update heals, and progress is seen."""
+STATE_IDLE_S = 1.0
+"""With nothing in hand: the predictor sees that the worker lives."""
 INBOX_DEPTH_EVERY_S = 1.0
 GRACE_S = 30.0
 
@@ -180,18 +183,14 @@ class Worker:
 
     async def _publish_states(self) -> None:
         """Soon after every arrival and end, and now and then in between."""
-        refreshed_at = 0.0
-        loop = asyncio.get_running_loop()
         while True:
-            busy = len(self._ledger) > 0
-            if self._ledger.changed or (busy and loop.time() - refreshed_at > STATE_REFRESH_S):
-                self._ledger.changed = False
-                refreshed_at = loop.time()
-                await self.publish_state()
-            elif loop.time() - refreshed_at > 1.0:
-                refreshed_at = loop.time()
-                await self.publish_state()
+            self._ledger.changed.clear()
+            await self.publish_state()
             await asyncio.sleep(STATE_EVERY_S)
+            refresh_s = STATE_REFRESH_S if len(self._ledger) else STATE_IDLE_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(refresh_s):
+                    await self._ledger.changed.wait()
 
     async def publish_state(self) -> None:
         """The whole ledger to the predictor."""

@@ -127,9 +127,6 @@ class WorkQueue:
         while not self._stopping:
             try:
                 if self._recover:
-                    keep_at = loop.time()  # before new demand: what we hold may have run out
-                    for delivery in list(self._tasks.values()):
-                        await delivery.keep()
                     await self._begin()
                 await self._top_up()
                 if loop.time() >= keep_at:

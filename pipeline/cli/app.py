@@ -21,9 +21,7 @@ LOCAL = "Try it and look at it"
 COMPONENTS = "One component"
 
 app.command(rich_help_panel=LOCAL)(stack.up)
-app.command(rich_help_panel=LOCAL)(stack.send)
 app.command(rich_help_panel=LOCAL)(stack.status)
-app.command(rich_help_panel=LOCAL)(stack.demo)
 app.command(rich_help_panel=COMPONENTS)(components.dispatcher)
 app.command(rich_help_panel=COMPONENTS)(components.worker)
 app.command(rich_help_panel=COMPONENTS)(components.predictor)
@@ -38,7 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         status = app(args=arguments, standalone_mode=False)
     except TyperException as error:
-        return _complain(getattr(error, "format_message", lambda: str(error))())
+        told = getattr(error, "format_message", None)
+        return _complain(told() if told is not None else str(error))
     except AstrolabeError as error:
         return _complain(str(error))
     except (KeyboardInterrupt, typer.Abort):
@@ -47,5 +46,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _complain(message: str) -> int:
-    sys.stderr.write(f"astrolabe: {' '.join(message.split())}\n")
+    sys.stderr.write(f"astrolabe: {message.strip()}\n")
     return 2

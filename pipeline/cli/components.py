@@ -1,7 +1,6 @@
 """`astrolabe tagger | dispatcher | worker | predictor`: one component against any NATS server."""
 
 import asyncio
-import random
 from typing import Annotated
 
 import typer
@@ -21,7 +20,7 @@ from pipeline.cli.options import (
     checked_name,
 )
 from pipeline.metrics import serve_metrics
-from pipeline.policies import DEFAULT_POLICY, POLICIES
+from pipeline.policies import DEFAULT_POLICY, POLICIES, check_policy
 from pipeline.process import Serve, Stop, configure_logs, run_component
 from pipeline.subjects import DEFAULT_PREFIX
 
@@ -98,9 +97,8 @@ def dispatcher(
 ) -> None:
     """Put each tagged request into the inbox of the better instance. Run as many as you like."""
     from pipeline.dispatcher import Dispatcher, DispatcherSettings
-    from pipeline.policies import make_policy
 
-    make_policy(policy, random.Random(0))  # a wrong name is told before connecting
+    check_policy(policy)
     settings = DispatcherSettings(policy=policy, probe_timeout_ms=probe_timeout_ms, seed=seed)
 
     async def serve(bus: Bus, stop: Stop) -> None:

@@ -21,12 +21,24 @@ POLICIES: dict[str, Callable[[random.Random], Policy]] = {
 }
 
 
-def make_policy(name: str, rng: random.Random) -> Policy:
-    """The policy called `name`. Raises UsageError listing the names."""
-    maker = POLICIES.get(name)
-    if maker is None:
+def check_policy(name: str) -> None:
+    """Raises UsageError, listing the names, where there is no such policy."""
+    if name not in POLICIES:
         raise UsageError(f"--policy {name}: choose from {', '.join(POLICIES)}")
-    return maker(rng)
 
 
-__all__ = ["DEFAULT_POLICY", "POLICIES", "Choice", "Policy", "Target", "make_policy"]
+def make_policy(name: str, rng: random.Random) -> Policy:
+    """The policy called `name`. Raises UsageError."""
+    check_policy(name)
+    return POLICIES[name](rng)
+
+
+__all__ = [
+    "DEFAULT_POLICY",
+    "POLICIES",
+    "Choice",
+    "Policy",
+    "Target",
+    "check_policy",
+    "make_policy",
+]

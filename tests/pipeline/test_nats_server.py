@@ -15,7 +15,7 @@ import pytest
 from pipeline.bus import Bus, BusSettings
 from pipeline.errors import UsageError
 from pipeline.nats_server import NatsServer, check_version, find_executable
-from tests.waiting import eventually
+from tests.waiting import eventually, running
 
 
 def script(path: Path, body: str) -> Path:
@@ -113,13 +113,4 @@ async def test_dies_with_its_parent(tmp_path: Path) -> None:
         pid = int(await asyncio.to_thread(parent.stdout.readline))
         os.kill(pid, 0)
         parent.kill()
-    await eventually(lambda: not runs(pid), within_s=5, what="the server's end")
-
-
-def runs(pid: int) -> bool:
-    """Whether the process exists and is more than a name that nobody has reaped."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
+    await eventually(lambda: not running(pid), within_s=5, what="the server's end")

@@ -3,7 +3,14 @@
 import pytest
 
 from pipeline.messages import StepTime
-from predictor.step_time import DEFAULT_PROFILE, LIMITS, PROFILES, StepLoad, step_ms
+from predictor.step_time import (
+    DEFAULT_PROFILE,
+    LIMITS,
+    PROFILES,
+    StepLoad,
+    scaled,
+    step_ms,
+)
 
 ROUND = StepTime(
     base_ms=2.0, flat_ms=10.0, token_ms=0.1, prefill_ms=0.001, context_ms=0.01, sequence_ms=0.5
@@ -61,3 +68,11 @@ def test_a_full_a30_step_takes_what_the_paper_implies() -> None:
 def test_every_pool_holds_one_longest_request(profile: str) -> None:
     limits = LIMITS[profile]
     assert limits.kv_blocks * limits.block_size >= limits.max_model_len
+
+
+def test_a_scaled_engine_takes_so_much_longer_for_every_step() -> None:
+    load = StepLoad(tokens=300, prefill_work=1e5, context_tokens=9000, sequences=20)
+    for coefficients in PROFILES.values():
+        assert step_ms(scaled(coefficients, 0.25), load) == pytest.approx(
+            step_ms(coefficients, load) / 4
+        )
