@@ -93,7 +93,11 @@ class NatsServer:
 
     def spawn(self) -> Child:
         """Start the process without waiting until it is ready."""
+        if self._child is not None and self._child.running:
+            raise RuntimeError("the NATS server runs already")
         self.folder.mkdir(parents=True, exist_ok=True)
+        for stale in self.folder.glob("*.ports"):  # a killed server's; process ids come again
+            stale.unlink()
         flags = {
             "-c": self._config,
             "-a": HOST,

@@ -124,8 +124,11 @@ class LocalStack:
     def _open_folder(self) -> None:
         given = self.settings.store_dir
         self.folder = given or Path(tempfile.mkdtemp(prefix="astrolabe-"))
-        self.logs.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.folder / "lock").open("w")
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / "lock").open("w")
+        except OSError as error:
+            raise UsageError(f"store {self.folder}: {error.strerror}") from error
         try:  # two servers on one store would ruin it; the kernel drops the lock when we die
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

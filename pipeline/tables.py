@@ -1,5 +1,6 @@
 """The tables of `astrolabe status`, from data alone."""
 
+from rich.markup import escape
 from rich.table import Table
 
 from pipeline.status import Status
@@ -31,11 +32,11 @@ def _instances(status: Status) -> Table:
     for row in status.instances:
         age = f"[red]{row.age_s:.1f}[/]" if row.age_s > STALE_S else f"{row.age_s:.1f}"
         table.add_row(
-            row.instance,
-            row.boot,
+            escape(row.instance),
+            escape(row.boot),
             f"[{STATE_COLOURS.get(row.state, 'white')}]{row.state}[/]",
-            row.model,
-            row.engine,
+            escape(row.model),
+            escape(row.engine),
             str(row.running),
             str(row.waiting),
             str(row.inbox_pending),
@@ -65,7 +66,7 @@ def _consumers(status: Status) -> Table:
     for row in status.consumers:
         table.add_row(
             row.stream,
-            row.consumer,
+            escape(row.consumer),
             f"{row.pending:,}",
             f"{row.ack_pending:,}",
             f"{row.redelivered:,}",
@@ -78,7 +79,7 @@ def _services(status: Status) -> Table:
     table = _table("Services", ["role", "id", "version", "metadata"], [])
     for row in status.services:
         metadata = " ".join(f"{k}={v}" for k, v in row.metadata.items() if not k.startswith("_"))
-        table.add_row(row.role, row.id, row.version, metadata)
+        table.add_row(escape(row.role), row.id, escape(row.version), escape(metadata))
     return _or_none(table)
 
 

@@ -49,6 +49,12 @@ class BusSettings:
     prefix: str = DEFAULT_PREFIX
     credentials_file: str | None = None
 
+    @property
+    def shown_url(self) -> str:
+        """The URL for messages and logs: without user and password."""
+        scheme, separator, rest = self.url.partition("://")
+        return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -84,6 +90,8 @@ class Bus:
     settings: BusSettings
     closed: asyncio.Event
     reconnects: int = 0
+    last_error: str = ""
+    """What the server or the client library complained about last."""
     _on_reconnect: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -107,16 +115,23 @@ class Bus:
         except TimeoutError:
             with contextlib.suppress(Exception):
                 await bus.client.close()
+            because = f": {bus.last_error}" if bus.last_error else ""
             raise BusUnavailable(
-                f"no NATS server answers at {settings.url} (waited {timeout_s:g} s)"
+                f"no connection to NATS at {settings.shown_url} within {timeout_s:g} s{because}"
             ) from None
         except nats.errors.Error as error:
-            raise BusUnavailable(f"NATS at {settings.url}: {error}") from error
+            raise BusUnavailable(f"NATS at {settings.shown_url}: {error}") from error
+        except (OSError, ImportError) as error:  # its credentials file, or the package to read it
+            raise BusUnavailable(f"NATS at {settings.shown_url}: {error}") from error
         return bus
 
     async def _connect(self, name: str) -> None:
         async def on_error(error: Exception) -> None:
-            log.warning("bus_error", error=str(error) or type(error).__name__)
+            text = str(error) or type(error).__name__
+            # The server says why it refuses, and then the socket says that it was closed.
+            if not (isinstance(error, OSError) and self.last_error):
+                self.last_error = text
+            log.warning("bus_error", error=text)
 
         async def on_disconnect() -> None:
             if not self.client.is_closed:
@@ -170,7 +185,7 @@ class Bus:
         """Raises BusMisconfigured when the server cannot carry a full-size request."""
         if self.max_payload < max_payload_min:
             raise BusMisconfigured(
-                f"NATS at {self.settings.url} has max_payload {self.max_payload}; "
+                f"NATS at {self.settings.shown_url} has max_payload {self.max_payload}; "
                 f"set max_payload: {max_payload_min} or more in its configuration file"
             )
 

@@ -232,7 +232,7 @@ class JetStream:
             reply = await self._bus.request(f"{API}.{verb}", payload, timeout_s=API_TIMEOUT_S)
         except NoResponders:
             raise BusMisconfigured(
-                f"NATS at {self._bus.settings.url} has JetStream off; "
+                f"NATS at {self._bus.settings.shown_url} has JetStream off; "
                 "start nats-server with -js or a jetstream block in its configuration"
             ) from None
         answer: dict[str, Any] = msgspec.json.decode(reply.data)

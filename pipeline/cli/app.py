@@ -5,8 +5,9 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from pipeline.cli import components, stack
+from pipeline.cli import components, load, stack
 from pipeline.errors import AstrolabeError
+from tagger import commands
 
 app = typer.Typer(
     name="astrolabe",
@@ -21,13 +22,18 @@ LOCAL = "Try it and look at it"
 COMPONENTS = "One component"
 
 app.command(rich_help_panel=LOCAL)(stack.up)
+app.command(rich_help_panel=LOCAL)(load.send)
 app.command(rich_help_panel=LOCAL)(stack.status)
+app.command(rich_help_panel=LOCAL)(load.demo)
 app.command(rich_help_panel=COMPONENTS)(components.dispatcher)
 app.command(rich_help_panel=COMPONENTS)(components.worker)
 app.command(rich_help_panel=COMPONENTS)(components.predictor)
 
 tagger_app = typer.Typer(invoke_without_command=True)
 tagger_app.callback()(components.tagger)
+tagger_app.command()(commands.train)
+tagger_app.command()(commands.export)
+tagger_app.command()(commands.evaluate)
 app.add_typer(tagger_app, name="tagger", rich_help_panel=COMPONENTS)
 
 

@@ -113,6 +113,12 @@ async def test_a_given_folder_is_kept_and_used_by_one(tmp_path: Path) -> None:
     assert "ends orderly" in (tmp_path / "store" / "logs" / "worker-i0.log").read_text()
 
 
+async def test_a_store_that_cannot_be_one_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="file: Not a directory"):
+        await LocalStack(replace(SMALL, store_dir=tmp_path / "file")).start()
+
+
 async def test_a_taken_port_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -133,19 +139,22 @@ async def test_a_component_that_ends_during_the_start_is_named_with_its_log() ->
     await assert_gone(stack)
 
 
-@pytest.mark.parametrize(
-    ("mute", "named"),
-    [
-        ("worker_args", "worker-i0, worker-i1"),
-        ("predictor_args", "predictor-i0, predictor-i1"),
-        ("tagger_args", "tagger"),
-        ("dispatcher_args", "dispatcher"),
-    ],
-)
-async def test_what_is_not_ready_in_time_is_named(mute: str, named: str) -> None:
-    stack = LocalStack(replace(SMALL, **{mute: ("--mute",)}))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=rf"not ready after 3 s: {named}; logs: /"):
-        await stack.start(timeout_s=3.0)
+async def test_what_is_not_ready_in_time_is_named() -> None:
+    mute = ("--mute",)
+    settings = replace(
+        SMALL, tagger_args=mute, dispatcher_args=mute, worker_args=mute, predictor_args=mute
+    )
+    stack = LocalStack(settings)
+    named = "tagger, dispatcher, worker-i0, worker-i1, predictor-i0, predictor-i1"
+    with pytest.raises(UsageError, match=f"not ready after 1 s: {named}; logs: /"):
+        await stack.start(timeout_s=1.0)
+    await assert_gone(stack)
+
+
+async def test_only_what_is_not_ready_is_named() -> None:
+    stack = LocalStack(replace(SMALL, instances=1, worker_args=("--mute",)))
+    with pytest.raises(UsageError, match="not ready after 5 s: worker-i0; logs: /"):
+        await stack.start(timeout_s=5.0)
     await assert_gone(stack)
 
 
@@ -218,13 +227,13 @@ async def test_warnings_are_heard() -> None:
 
 
 UP = """
-    import asyncio, sys
+    import uvloop
     from pipeline.stack import StackSettings, run_stack
     settings = StackSettings(instances=1, command={command!r}, worker_args={worker_args!r},
                              worker_grace_s=30)
     def ready(stack):
         print(stack.folder, *[child.pid for child in stack.processes.values()], flush=True)
-    asyncio.run(run_stack(settings, ready))
+    uvloop.run(run_stack(settings, ready))
 """
 
 

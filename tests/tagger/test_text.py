@@ -1,0 +1,68 @@
+"""What the model reads of a prompt: a head, a tail, and never too much."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tagger.model import PACKAGED, TOKENIZER_FILE
+from tagger.text import CHARS_READ_MAX, HEAD_TOKENS, TAIL_TOKENS, TOKENS_MAX, PromptTokenizer, batch
+
+TOKENIZER = PromptTokenizer.load(PACKAGED / TOKENIZER_FILE)
+
+
+def test_a_short_prompt_is_read_whole() -> None:
+    tokens = TOKENIZER.tokens("Why is the sky blue?")
+    assert len(tokens.ids) == tokens.counted + 2
+
+
+def test_a_long_prompt_keeps_its_head_and_its_tail() -> None:
+    words = [f"word{number}" for number in range(500)]
+    long = TOKENIZER.tokens(" ".join(words))
+    assert len(long.ids) == TOKENS_MAX
+    head = TOKENIZER.tokens(" ".join(words[:10])).ids[1:-1]
+    tail = TOKENIZER.tokens(" ".join(words[-5:])).ids[1:-1]
+    assert long.ids[1 : 1 + len(head)] == head
+    assert long.ids[-1 - len(tail) : -1] == tail
+    assert HEAD_TOKENS + TAIL_TOKENS + 2 == TOKENS_MAX
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["", "\x00" * 10, "🦊" * 300, "\ud800 lone \udfff surrogates", "a", " \n\t ", "é" * 5000],
+)
+def test_odd_prompts_are_read(prompt: str) -> None:
+    tokens = TOKENIZER.tokens(prompt)
+    assert 2 <= len(tokens.ids) <= TOKENS_MAX
+
+
+@settings(max_examples=200)
+@given(st.text(st.characters(), max_size=2000))
+def test_any_text_is_read_within_the_bound(prompt: str) -> None:
+    tokens = TOKENIZER.tokens(prompt)
+    assert 2 <= len(tokens.ids) <= TOKENS_MAX
+    assert tokens.counted >= 0
+
+
+def test_a_megabyte_is_counted_from_its_ends() -> None:
+    page, megabyte = "lorem ipsum " * (CHARS_READ_MAX // 6), "lorem ipsum " * 87_000
+    whole = len(megabyte) / len(page) * TOKENIZER.tokens(page).counted
+    assert TOKENIZER.tokens(megabyte).counted == pytest.approx(whole, rel=0.05)
+
+
+def test_of_a_megabyte_only_the_ends_are_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    original = PromptTokenizer._ids
+
+    def ids(self: PromptTokenizer, text: str) -> list[int]:
+        read.append(len(text))
+        return original(self, text)
+
+    monkeypatch.setattr(PromptTokenizer, "_ids", ids)
+    TOKENIZER.tokens("lorem ipsum " * 87_000)
+    assert sum(read) == 2 * CHARS_READ_MAX
+
+
+def test_padding_is_masked() -> None:
+    ids, mask = batch([[5, 6, 7], [8]], pad=0)
+    assert ids.tolist() == [[5, 6, 7], [8, 0, 0]]
+    assert mask.tolist() == [[1, 1, 1], [1, 0, 0]]
