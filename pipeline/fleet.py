@@ -14,11 +14,11 @@ from pipeline.policies.base import Target
 from pipeline.subjects import DEFAULT_MODEL, model_slug
 
 LIVENESS_S = 3.0
-GRACE_S = 10.0  # the lease's TTL: after that a living worker has surely been heard again
+GRACE_S = 10.0  # several heartbeats, and time for everybody to reconnect
 MODEL_MEMORY_S = 600.0
 MODELS_MAX = 1_000
 SEEN_BY_WORKER_S = 0.1  # a dispatch younger than this may not be in the heartbeat yet
-FORGET_S = 60.0  # a silent member's record goes after this; its lease ran out long before
+FORGET_S = 20 * 60.0  # a silent member's record goes after this; its lease ran out before
 LEFT_OUT_FIRST_S = 0.5
 LEFT_OUT_MAX_S = 10.0
 
@@ -65,18 +65,20 @@ class Fleet:
         member.heard_at = now
         member.arrived = {k: t for k, t in member.arrived.items() if now - t < SEEN_BY_WORKER_S}
         member.departed.clear()
-        self._models_seen[model_slug(instance.model)] = now
-        if len(self._models_seen) > MODELS_MAX:
-            self._models_seen.pop(next(iter(self._models_seen)))
+        self._note_model(instance, now)
 
     def snapshot(self, instances: Iterable[Instance]) -> None:
-        """The registry: news of instances not heard yet, and of leases that were set to dead."""
+        """The registry: which models exist, and whose lease was set to dead.
+
+        A lease does not make anybody a target: its holder may have died since. Who lives is heard
+        within a second.
+        """
+        now = self._clock()
         for instance in instances:
             if instance.state == "dead":
                 self._forget(instance)
-            elif instance.instance not in self._members:
-                self.heard(instance)
-        now = self._clock()
+            else:
+                self._note_model(instance, now)
         for name in [n for n, m in self._members.items() if now - m.heard_at > FORGET_S]:
             del self._members[name]
 
@@ -153,6 +155,11 @@ class Fleet:
 
     def _living(self, now: float) -> list[Member]:
         return [m for m in self._members.values() if now - m.heard_at <= LIVENESS_S]
+
+    def _note_model(self, instance: Instance, now: float) -> None:
+        self._models_seen[model_slug(instance.model)] = now
+        if len(self._models_seen) > MODELS_MAX:
+            self._models_seen.pop(next(iter(self._models_seen)))
 
     def _forget(self, instance: Instance) -> None:
         member = self._members.get(instance.instance)

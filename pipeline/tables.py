@@ -10,33 +10,40 @@ STALE_S = 3.0  # a lease is renewed every second; dispatchers give up on it afte
 
 
 def status_tables(status: Status) -> list[Table]:
-    """Instances, streams, consumers, services; each with a row that says so where it is empty."""
+    """Instances, streams, consumers, services; "none" where there are none. `to_json` has more."""
     return [_instances(status), _queues(status), _consumers(status), _services(status)]
 
 
 def _table(title: str, texts: list[str], numbers: list[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", expand=False)
+    """Narrow: all columns of a common stack fit into 80 characters."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="underline",
+    )
     for heading in texts:
         table.add_column(heading, overflow="fold")
     for heading in numbers:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
 def _instances(status: Status) -> Table:
     table = _table(
         "Instances",
-        ["instance", "boot", "state", "model", "engine"],
-        ["running", "waiting", "inbox", "KV %", "preemptions", "age s"],
+        ["instance", "boot", "state", "model"],
+        ["run", "wait", "inbox", "KV %", "preempt", "age s"],
     )
     for row in status.instances:
         age = f"[red]{row.age_s:.1f}[/]" if row.age_s > STALE_S else f"{row.age_s:.1f}"
         table.add_row(
             escape(row.instance),
-            escape(row.boot),
+            escape(row.boot.rpartition("-")[2]),  # before the dash stands when it started
             f"[{STATE_COLOURS.get(row.state, 'white')}]{row.state}[/]",
             escape(row.model),
-            escape(row.engine),
             str(row.running),
             str(row.waiting),
             str(row.inbox_pending),

@@ -75,7 +75,7 @@ def test_nothing_of_pipeline_but_the_command_line_imports_the_command_line() -> 
         for module in MODULES
         if not module.is_relative_to("pipeline/cli")
         for name, line in imports(module)
-        if name.startswith("pipeline.cli")
+        if f"{name}.".startswith("pipeline.cli.")
     ]
     assert found == []
 
@@ -86,7 +86,6 @@ def test_the_command_line_starts_without_heavy_packages() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout.split()
     assert HEAVY & set(loaded) == set()
-    assert {"predictor", "tagger", "workers"} & set(loaded) == set()
 
 
 def test_the_servers_configuration_has_one_source() -> None:

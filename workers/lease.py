@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from pipeline.bus import Bus, Lease
 from pipeline.bus.lease import all_leases
+from pipeline.bus.topology import LEASE_TTL_S
 from pipeline.codec import decode, encode
 from pipeline.errors import BadRequest, BusError, SequenceConflict
 from pipeline.fleet import LIVENESS_S
@@ -81,6 +82,10 @@ class Hold:
 
     async def beat(self) -> None:
         """One heartbeat and one renewal."""
+        if time.monotonic() - self._renewed_at > LEASE_TTL_S:
+            # Frozen or cut off for so long that even the note of our death has run out.
+            self._end()
+            return
         me = self._describe()
         body = encode(me)
         try:
@@ -88,11 +93,15 @@ class Hold:
             self._renewed()
             await self._bus.publish(self._bus.subjects.heartbeat(me.instance), body)
         except SequenceConflict:
-            log.error("lease_lost", instance=me.instance, boot=me.boot)
-            self._may_speak.clear()
-            self.lost.set()
+            self._end()
         except BusError as error:
             log.warning("lease_not_renewed", error=str(error))
+
+    def _end(self) -> None:
+        me = self._describe()
+        log.error("lease_lost", instance=me.instance, boot=me.boot)
+        self._may_speak.clear()
+        self.lost.set()
 
     async def speak(self) -> bool:
         """Wait until publishing is allowed; False when the boot is over."""

@@ -35,7 +35,9 @@ RESULTS_MAX = 100_000
 REQUEST_QUEUE_MAX = 100_000
 REQUESTS_PER_CLIENT_AND_MODEL_MAX = 20_000
 INBOX_PER_INSTANCE_MAX = 1_024
-LEASE_TTL_S = 10
+LEASE_TTL_S = 15 * 60
+"""Long, so that a boot that was called dead still finds that when it wakes up. Who lives is told by
+heartbeats, not by this."""
 ACK_WAIT_QUICK_S = 2.0  # stages whose work takes milliseconds
 ACK_WAIT_INBOX_S = 20.0  # generation takes longer, and is kept alive
 INBOX_INACTIVE_S = 10 * 60

@@ -164,15 +164,10 @@ def test_with_all_left_out_all_are_used(fleet: Fleet) -> None:
     assert names(fleet) == ["a"]
 
 
-def test_the_registry_adds_the_unheard_and_removes_the_dead(fleet: Fleet) -> None:
-    fleet.snapshot([instance("a"), instance("b")])
-    assert sorted(names(fleet)) == ["a", "b"]
-    fleet.snapshot([instance("a", state="dead"), instance("b")])
-    assert names(fleet) == ["b"]
-
-
-def test_an_old_registry_entry_does_not_keep_the_dead_alive(fleet: Fleet, clock: Clock) -> None:
-    fleet.snapshot([instance("a")])
-    clock.now += LIVENESS_S + 0.1
-    fleet.snapshot([instance("a")])
+def test_the_registry_tells_of_models_and_of_the_dead_but_makes_no_targets(fleet: Fleet) -> None:
+    fleet.heard(instance("a"))
+    fleet.snapshot([instance("a"), instance("b", model="qwen")])
+    assert names(fleet) == ["a"]
+    assert fleet.knows_model("qwen")
+    fleet.snapshot([instance("a", state="dead")])
     assert names(fleet) == []

@@ -53,8 +53,8 @@ def instance(**changes: object) -> Instance:
     return msgspec.structs.replace(first, **changes)
 
 
-def drawn(status: Status) -> str:
-    console = Console(file=io.StringIO(), width=200)
+def drawn(status: Status, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width)
     for table in status_tables(status):
         console.print(table)
     assert isinstance(console.file, io.StringIO)
@@ -170,3 +170,12 @@ def test_markup_in_a_name_is_shown_as_it_is() -> None:
     row = instance_status("i0.b0", encode(instance(model="[red]x[/]")), 0.0)
     status = Status(prefix="p", instances=[row], queues=[], consumers=[], services=[])
     assert "[red]x[/]" in drawn(status)
+
+
+def test_a_common_stack_fits_a_common_terminal() -> None:
+    lease = encode(instance(boot="6b0e2834-34aa03", model="simulated", running=256))
+    row = instance_status("i0.6b0e2834-34aa03", lease, 11_500.0)
+    status = Status(prefix="p", instances=[row], queues=[], consumers=[], services=[])
+    (line,) = [line for line in drawn(status, width=80).splitlines() if "i0" in line]
+    for shown in ("34aa03", "ready", "simulated", "256", "12.5", "1.5"):
+        assert shown in line
