@@ -42,18 +42,17 @@ def write_card(
         "name": name,
         "sha256": sha256,
         "token_ratio": round(token_ratio, 4),
-        "training": {**training, "base": Path(str(training["base"])).name},
+        "training": training,
         "onnx_difference_max": difference,
     }
     (folder / CARD_FILE).write_text(json.dumps(card, indent=2) + "\n")
     (folder / "NOTICE").write_text(NOTICE)
 
 
-def add_quality(folder: Path, report: dict[str, Any], *, base: str, data: str) -> None:
+def add_quality(folder: Path, report: dict[str, Any], *, data: str) -> None:
     """Put measured quality into the card and write its readable form."""
     path = folder / CARD_FILE
     card = json.loads(path.read_text())
-    card["training"]["base"] = base
     card["data"] = data
     card["quality"] = report
     path.write_text(json.dumps(card, indent=2) + "\n")
@@ -68,7 +67,8 @@ def _readable(card: dict[str, Any]) -> str:
         "Estimates how many tokens a chat model will answer with (p10, p50, p90), from its prompt.",
         "RoBERTa architecture, int8 ONNX, made by `astrolabe tagger train | export | evaluate`.",
         "",
-        f"* Started from {training['base']}; encoder layers kept: {training['layers'] or 'all'}.",
+        f"* Started from {training['base_name']}, "
+        f"encoder layers kept: {training['layers'] or 'all'}.",
         f"* Trained for {training['best_step']} steps of {training['batch_size']}, "
         f"seed {training['seed']}, pinball loss on log(1 + tokens).",
         f"* Data: {card['data']}",

@@ -62,6 +62,7 @@ def train(
 
     settings = TrainSettings(
         base=base or _packaged_base(),
+        base_name=BASE_NAME if base is None else Path(base).name,
         layers=layers,
         steps=steps,
         batch_size=batch_size,
@@ -99,7 +100,7 @@ def export(
     rows = read_rows(validation)
     judged, beside = judge(LengthModel.load(out), rows), evaluate_baselines(data, rows)
     print_table(judged, beside, console)
-    add_quality(out, as_json(judged, beside), base=BASE_NAME, data=data_note)
+    add_quality(out, as_json(judged, beside), data=data_note)
 
 
 def evaluate(

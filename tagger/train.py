@@ -27,6 +27,9 @@ class TrainSettings:
     """Everything that decides the outcome; written beside the weights."""
 
     base: str
+    """Folder of the encoder to start from."""
+    base_name: str
+    """What the card calls it: a path of this machine means nothing elsewhere."""
     layers: int | None = None
     steps: int = 900
     batch_size: int = 64
@@ -140,5 +143,6 @@ def _save(
     torch.save(network.state_dict(), out / "weights.pt")
     network.encoder.config.save_pretrained(out)
     (out / "tokenizer.json").write_bytes((Path(settings.base) / "tokenizer.json").read_bytes())
-    record = {**asdict(settings), "best_step": step, "validation_loss": loss}
+    record = {**asdict(settings), "best_step": step, "validation_loss": round(loss, 5)}
+    del record["base"]
     (out / "training.json").write_text(json.dumps(record, indent=2) + "\n")

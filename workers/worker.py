@@ -17,6 +17,7 @@ from pipeline.bus.jetstream import READ_BATCH_MAX
 from pipeline.bus.topology import inbox_consumer
 from pipeline.cancels import Cancels
 from pipeline.codec import decode
+from pipeline.conclusion import find_result
 from pipeline.errors import BusError
 from pipeline.messages import DispatchedRequest, Instance, StateUpdate, wall_ms
 from pipeline.periodic import every
@@ -39,6 +40,7 @@ STATE_IDLE_S = 1.0
 """With nothing in hand: the predictor sees that the worker lives."""
 INBOX_DEPTH_EVERY_S = 1.0
 GRACE_S = 30.0
+REBOOT_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,9 @@ class Worker:
             )
             for message in messages:
                 request = decode(message.data, DispatchedRequest)
-                await requeue(self._bus, request, crashed=False)
+                # One that just ended may still lie here: acknowledgements take effect late.
+                if await find_result(self._bus, request.client, request.id) is None:
+                    await requeue(self._bus, request, crashed=False)
                 await self._bus.jetstream.delete(subjects.inbox_stream, message.sequence)
             if len(messages) < READ_BATCH_MAX:
                 return
@@ -236,10 +240,17 @@ async def serve_worker(
     """Start the engine and serve boots until `stop`; the engine outlives a lost lease."""
     ready = await engine.start()
     try:
-        while not stop.is_set():
+        again = True
+        while again:
             worker = Worker(bus, tokens_bus, engine, ready, settings)
-            if not await worker.run(stop):
-                return
-            log.warning("worker_reboots", instance=settings.instance)
+            try:
+                again = await worker.run(stop)
+            except* BusError as errors:
+                # The engine is dear to start: a bus that stumbles costs a boot, not the process.
+                again = not stop.is_set()
+                log.warning("boot_failed", errors=[str(error) for error in errors.exceptions])
+                await asyncio.sleep(REBOOT_WAIT_S)
+            if again:
+                log.warning("worker_reboots", instance=settings.instance)
     finally:
         await engine.close()

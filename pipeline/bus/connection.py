@@ -140,7 +140,7 @@ class Bus:
         async def on_reconnect() -> None:
             self.reconnects += 1
             log.info("bus_reconnected")
-            for notify in self._on_reconnect:
+            for notify in list(self._on_reconnect):
                 notify()
 
         async def on_closed() -> None:
@@ -171,6 +171,11 @@ class Bus:
     def on_reconnect(self, notify: Callable[[], None]) -> None:
         """Call `notify` after each reconnect. It must not raise or wait."""
         self._on_reconnect.append(notify)
+
+    def off_reconnect(self, notify: Callable[[], None]) -> None:
+        """Undo `on_reconnect`."""
+        if notify in self._on_reconnect:
+            self._on_reconnect.remove(notify)
 
     @property
     def connected(self) -> bool:

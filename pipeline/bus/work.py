@@ -154,6 +154,7 @@ class WorkQueue:
         if self._stopping:
             return
         self._stopping = True
+        self._bus.off_reconnect(self._on_reconnect)
         self._wake.set()
         if self._subscription is not None:
             # Messages already on their way are refused at once instead of timing out.

@@ -57,11 +57,12 @@ def test_a_silent_instance_is_no_target(fleet: Fleet, clock: Clock) -> None:
 
 
 def test_nobody_is_judged_before_the_grace_period(fleet: Fleet, clock: Clock) -> None:
-    assert not fleet.may_judge
+    judging = [fleet.may_judge]
     clock.now += GRACE_S + 0.1
-    assert fleet.may_judge
+    judging.append(fleet.may_judge)
     fleet.reconnected()
-    assert not fleet.may_judge
+    judging.append(fleet.may_judge)
+    assert judging == [False, True, False]
 
 
 def test_a_reconnect_forgives_silence(fleet: Fleet, clock: Clock) -> None:

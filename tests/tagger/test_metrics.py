@@ -1,9 +1,7 @@
-"""Hand-computed figures. scipy belongs to the training extra."""
+"""Figures worked out by hand."""
 
 import numpy as np
 import pytest
-
-pytest.importorskip("scipy")
 
 from tagger.metrics import pair_order, pinball_loss, quality
 
