@@ -163,5 +163,5 @@ async def _with_result(client: Client, outcome: Outcome) -> Outcome:
     try:
         async with asyncio.timeout(RESULT_WAIT_S):
             return replace(outcome, result=await client.result(outcome.id))
-    except (BusError, TimeoutError):
+    except (BusError, RequestError, TimeoutError):
         return outcome

@@ -10,14 +10,14 @@ import numpy as np
 import onnxruntime as ort
 import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
-from transformers import RobertaConfig, RobertaModel
 
 from pipeline.errors import UsageError
 from tagger.card import write_card
 from tagger.dataset import Row
 from tagger.model import MODEL_FILE, TOKENIZER_FILE, file_hash
-from tagger.network import LengthNetwork
+from tagger.network import LengthNetwork, load_network
 from tagger.text import PromptTokenizer
+from tagger.train import RECORD_FILE
 
 OPSET = 18
 DIFFERENCE_MAX = 1e-3
@@ -26,7 +26,10 @@ RATIO_ROWS_MAX = 5_000
 
 def export(trained: Path, out: Path, *, name: str, train_rows: Sequence[Row]) -> float:
     """Write model, tokenizer and a bare card to `out`; returns the largest fp32 difference."""
-    network = _load(trained)
+    for needed in (WEIGHTS_FILE, RECORD_FILE, TOKENIZER_FILE):
+        if not (trained / needed).is_file():
+            raise UsageError(f"{trained}: {needed} is missing; `tagger train` writes it")
+    network = load_network(trained).eval()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         full = Path(folder) / "full.onnx"
@@ -34,25 +37,25 @@ def export(trained: Path, out: Path, *, name: str, train_rows: Sequence[Row]) ->
         difference = check(network, full)
         if difference > DIFFERENCE_MAX:
             raise UsageError(f"ONNX differs from PyTorch by {difference:.2e}; nothing was written")
-        quantize_dynamic(full, out / MODEL_FILE, weight_type=QuantType.QInt8)
+        # Per channel and in 7 bits: rank correlation as in fp32 (one scale a matrix loses 0.01),
+        # and no saturation on processors without VNNI. As fast, and 50 kB larger.
+        quantize_dynamic(
+            full,
+            out / MODEL_FILE,
+            weight_type=QuantType.QInt8,
+            per_channel=True,
+            reduce_range=True,
+        )
     shutil.copyfile(trained / TOKENIZER_FILE, out / TOKENIZER_FILE)
     write_card(
         out,
         name=name,
         sha256={file: file_hash(out / file) for file in (MODEL_FILE, TOKENIZER_FILE)},
         token_ratio=token_ratio(PromptTokenizer.load(out / TOKENIZER_FILE), train_rows),
-        training=json.loads((trained / "training.json").read_text()),
+        training=json.loads((trained / RECORD_FILE).read_text()),
         difference=difference,
     )
     return difference
-
-
-def _load(trained: Path) -> LengthNetwork:
-    config = RobertaConfig.from_pretrained(trained)
-    config._attn_implementation = "eager"  # the form that exports to plain operators
-    network = LengthNetwork(RobertaModel(config, add_pooling_layer=False))
-    network.load_state_dict(torch.load(trained / "weights.pt", weights_only=True))
-    return network.eval()
 
 
 def _to_onnx(network: LengthNetwork, path: Path) -> None:

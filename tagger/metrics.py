@@ -47,7 +47,7 @@ def quality(true: Array, quantiles: Array, *, seed: int = 0) -> Quality:
     """Judge estimates [n, 3] (p10, p50, p90) or point estimates [n] against true lengths [n]."""
     point = quantiles if quantiles.ndim == 1 else quantiles[:, 1]
     error = np.abs(point - true)
-    constant = bool(np.all(point == point[0]))
+    constant = bool(np.all(point == point[0]) or np.all(true == true[0]))
     order, order_2x = pair_order(true, point, seed)
     return Quality(
         n=len(true),
@@ -83,7 +83,12 @@ def pair_order(true: Array, point: Array, seed: int) -> tuple[float, float]:
     score = (right + 1) / 2
     longer = np.maximum(true[first], true[second])
     apart = longer >= 2 * np.minimum(true[first], true[second])
-    return float(score.mean()), float(score[apart].mean())
+    return _mean(score), _mean(score[apart])
+
+
+def _mean(values: Array) -> float:
+    """The mean; a half of nothing, as for a coin."""
+    return float(values.mean()) if len(values) else 0.5
 
 
 def pinball_loss(true: Array, quantiles: Array) -> float:

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, BertModel, RobertaConfig, RobertaModel
 
+from pipeline.errors import UsageError
+
 QUANTILES = (0.1, 0.5, 0.9)
+WEIGHTS_FILE = "weights.pt"
 
 
 class LengthNetwork(nn.Module):
@@ -87,20 +90,40 @@ def roberta_from_bert(folder: Path, layers: int | None) -> RobertaModel:
         name for name in missing if "position_ids" not in name and "token_type_ids" not in name
     ]
     if wrong or unexpected:
-        raise ValueError(f"{folder}: weights do not fit: {wrong + list(unexpected)}")
+        raise UsageError(f"{folder}: weights do not fit: {wrong + list(unexpected)}")
     return model
 
 
-def load_encoder(base: str, layers: int | None) -> RobertaModel:
-    """The encoder of a RoBERTa checkpoint, or of a BERT one in RoBERTa's architecture."""
-    config = AutoConfig.from_pretrained(base)
-    if config.model_type == "bert":
-        return roberta_from_bert(Path(base), layers)
-    model = RobertaModel.from_pretrained(base, add_pooling_layer=False, attn_implementation="eager")
-    kept = _spaced(model.config.num_hidden_layers, layers)
-    model.encoder.layer = nn.ModuleList(model.encoder.layer[number] for number in kept)
-    model.config.num_hidden_layers = len(kept)
-    return model
+def load_network(folder: Path, layers: int | None = None) -> LengthNetwork:
+    """A network to train on or to export, on whichever start `folder` holds.
+
+    Either a length model that was trained before, which keeps its head, or an encoder: RoBERTa's,
+    or BERT's in RoBERTa's architecture. `layers` keeps so many, evenly spaced; a trained six-layer
+    model cut to three and trained on is better than three layers trained from the start.
+    """
+    if (folder / WEIGHTS_FILE).is_file():
+        config = RobertaConfig.from_pretrained(folder)
+        config._attn_implementation = "eager"  # the form that exports to plain operators
+        network = LengthNetwork(RobertaModel(config, add_pooling_layer=False))
+        network.load_state_dict(torch.load(folder / WEIGHTS_FILE, weights_only=True))
+        _cut(network.encoder, layers)
+        return network
+    kind = AutoConfig.from_pretrained(folder).model_type
+    if kind == "bert":
+        return LengthNetwork(roberta_from_bert(folder, layers))
+    if kind != "roberta":
+        raise UsageError(f"{folder}: is a {kind} model, not roberta or bert")
+    encoder = RobertaModel.from_pretrained(
+        folder, add_pooling_layer=False, attn_implementation="eager"
+    )
+    _cut(encoder, layers)
+    return LengthNetwork(encoder)
+
+
+def _cut(encoder: RobertaModel, layers: int | None) -> None:
+    kept = _spaced(encoder.config.num_hidden_layers, layers)
+    encoder.encoder.layer = nn.ModuleList(encoder.encoder.layer[number] for number in kept)
+    encoder.config.num_hidden_layers = len(kept)
 
 
 def _spaced(count: int, wanted: int | None) -> list[int]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tagger.dataset import Row, read_rows
-from tagger.network import LengthNetwork, load_encoder, pinball
+from tagger.model import TOKENIZER_FILE
+from tagger.network import WEIGHTS_FILE, LengthNetwork, load_network, pinball
 from tagger.text import PromptTokenizer, batch
 
+RECORD_FILE = "training.json"
 WARM_UP_SHARE = 0.06
 WEIGHT_DECAY = 0.01
 HEAD_RATE_FACTOR = 10.0  # the head starts from nothing, the encoder from a trained one
@@ -45,10 +48,10 @@ def train(train_file: Path, validation_file: Path, out: Path, settings: TrainSet
     torch.manual_seed(settings.seed)
     torch.set_num_threads(settings.threads)
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = PromptTokenizer.load(Path(settings.base) / "tokenizer.json")
+    tokenizer = PromptTokenizer.load(settings.base / TOKENIZER_FILE)
     examples = _encoded(read_rows(train_file), tokenizer)
     held_out = _encoded(read_rows(validation_file), tokenizer)
-    network = LengthNetwork(load_encoder(settings.base, settings.layers))
+    network = load_network(settings.base, settings.layers)
     optimiser = torch.optim.AdamW(
         [
             {"params": network.encoder.parameters(), "lr": settings.rate},
@@ -140,9 +143,19 @@ def _rate(step: int, steps: int) -> float:
 def _save(
     network: LengthNetwork, out: Path, settings: TrainSettings, step: int, loss: float
 ) -> None:
-    torch.save(network.state_dict(), out / "weights.pt")
+    torch.save(network.state_dict(), out / WEIGHTS_FILE)
     network.encoder.config.save_pretrained(out)
-    (out / "tokenizer.json").write_bytes((Path(settings.base) / "tokenizer.json").read_bytes())
-    record = {**asdict(settings), "best_step": step, "validation_loss": round(loss, 5)}
-    del record["base"]
-    (out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+    (out / TOKENIZER_FILE).write_bytes((settings.base / TOKENIZER_FILE).read_bytes())
+    record = _record(settings, network.encoder.config.num_hidden_layers, step, loss)
+    (out / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n")
+
+
+def _record(settings: TrainSettings, layers: int, step: int, loss: float) -> dict[str, Any]:
+    """How the weights came to be; `start` is the record of the length model they started from."""
+    record = {**asdict(settings), "layers": layers, "best_step": step, "validation_loss": loss}
+    record["base"] = record.pop("base_name")
+    before = settings.base / RECORD_FILE
+    if before.is_file():
+        record["start"] = json.loads(before.read_text())
+        record["base"] = record["start"]["base"]
+    return record
