@@ -18,7 +18,7 @@ STAGES: dict[str, tuple[str, str]] = {
     "accepted to tagger": ("accepted_at_ms", "tagger_received_at_ms"),
     "tagged to dispatcher": ("tagged_at_ms", "dispatcher_received_at_ms"),
     "probes": ("dispatcher_received_at_ms", "probed_at_ms"),
-    "dispatched to worker": ("dispatched_at_ms", "worker_received_at_ms"),
+    "inbox (waits while the engine is full)": ("dispatched_at_ms", "worker_received_at_ms"),
     "worker to engine": ("worker_received_at_ms", "engine_accepted_at_ms"),
 }
 

@@ -38,8 +38,10 @@ from pipeline.stack import LocalStack, StackSettings
 from pipeline.subjects import DEFAULT_CLIENT, DEFAULT_PREFIX
 
 DEMO_RATE = 9.0
-"""Four instances with an A30's step times serve about ten of the sample's requests a second."""
 DEMO_REQUESTS = 240
+DEMO_ENGINE = ("max_num_seqs=16", "kv_blocks=288")
+"""An A30's step times with a quarter of its memory: at this rate four such instances are busy
+enough that requests queue and some are preempted, and there is something to see."""
 DEMO_RESULTS = Path("bench-results") / "demo.json"
 PROGRESS_LINE_EVERY_S = 5.0
 
@@ -103,15 +105,19 @@ def demo(
     engine_arg: EngineArg = None,
     json: Annotated[Path, typer.Option(help="Where the figures go.")] = DEMO_RESULTS,
 ) -> None:
-    """Start a local stack, send the bundled sample through it, print what happened, end it."""
+    """Start a local stack, send the bundled sample through it, print what happened, end it.
+
+    Ctrl-C ends the load, and still prints what there is.
+    """
     check_policy(policy)
     configure_logs("error")
+    engine_settings = [*(DEMO_ENGINE if engine == "simulated" else ()), *(engine_arg or ())]
     settings = StackSettings(
         instances=instances,
         engine=engine,
         policy=policy,
         seed=seed,
-        worker_args=engine_arguments(engine, engine_arg),
+        worker_args=engine_arguments(engine, engine_settings),
         worker_grace_s=2.0,
     )
     made = make_requests(None, requests, seed)
