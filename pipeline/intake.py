@@ -162,6 +162,10 @@ def check_request(request: Request, client: str, model: str) -> str:
             f"{model_slug(request.model)}, or leave model out for {DEFAULT_MODEL}",
             field="model",
         )
+    if request.on_disconnect != "finish":
+        raise BadRequest(
+            "on_disconnect: only finish is available", field="on_disconnect", limit="finish"
+        )
     prompt = prompt_text(request)
     if not prompt:
         raise BadRequest("prompt is empty", field="prompt", limit=1)

@@ -296,8 +296,10 @@ class StepTime(Wire, frozen=True, kw_only=True, omit_defaults=False):
 class EngineLimits(Wire, frozen=True, kw_only=True, omit_defaults=False):
     """What bounds the engine's scheduler, read from the engine itself."""
 
-    rules: Literal["vllm"]
+    rules: Literal["vllm", "vllm-v0", "sglang"]
+    """Whose scheduler it is; what a field below says of one of them, the others ignore."""
     block_size: int
+    """SGLang: the page size."""
     kv_blocks: int
     """Usable blocks of `block_size` tokens."""
     max_num_seqs: int

@@ -6,7 +6,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -78,6 +78,11 @@ def send(
     configure_logs("warning")
     if (prompt is None) == (file is None):
         raise UsageError("give either a prompt or --file")
+    _refuse_the_others(
+        prompt,
+        {"--requests": requests, "--json": json},
+        {"--max-tokens": max_tokens, "--model": model, "--deadline-ms": deadline_ms},
+    )
     if prompt is not None:
         request = Request(
             id=f"send-{secrets.token_hex(6)}",
@@ -91,6 +96,16 @@ def send(
     made = make_requests(None if str(file) == "sample" else file, requests, seed)
     summary = uvloop.run(run_load(bus, client, made, rate, seed))
     _show(summary, json, seed=seed, rate=rate)
+
+
+def _refuse_the_others(
+    prompt: str | None, with_file: Mapping[str, object], with_prompt: Mapping[str, object]
+) -> None:
+    """An option that would have no effect is an error, not a surprise."""
+    for option, value in (with_file if prompt is not None else with_prompt).items():
+        if value is not None:
+            needed = "--file" if prompt is not None else "a prompt"
+            raise UsageError(f"{option}: only together with {needed}")
 
 
 def demo(

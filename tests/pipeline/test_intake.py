@@ -109,6 +109,7 @@ BAD = [
     (b'{"id":"r1","prompt":5}', "prompt"),
     (b'{"id":"r1"}', "prompt"),
     (b'{"id":"r1","prompt":""}', "prompt"),
+    (b'{"id":"r1","prompt":"x","on_disconnect":"cancel"}', "on_disconnect"),
     (b'{"id":"r1","prompt":"x","messages":[{"role":"user","content":"x"}]}', "prompt"),
     (b'{"id":"r1","prompt":"x","model":"other/model"}', "model"),
     (b'{"id":"r1","prompt":"' + b"a" * (PROMPT_BYTES_MAX + 1) + b'"}', "prompt"),

@@ -33,6 +33,16 @@ def test_a_wrong_row_names_file_line_and_field(tmp_path: Path, line: str, said: 
     assert "a.jsonl, line 2" in str(caught.value)
 
 
+def test_a_file_that_is_cut_short_is_named(tmp_path: Path) -> None:
+    packed = gzip.compress(b'{"prompt":"a","response_tokens":3}\n' * 1000)
+    (tmp_path / "cut.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    (tmp_path / "plain.jsonl.gz").write_bytes(b'{"prompt":"a","response_tokens":3}\n')
+    with pytest.raises(UsageError, match=r"cut\.jsonl\.gz, after line"):
+        read_rows(tmp_path / "cut.jsonl.gz")
+    with pytest.raises(UsageError, match="after line 0: Not a gzipped file"):
+        read_rows(tmp_path / "plain.jsonl.gz")
+
+
 def test_no_file_and_no_rows_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
         read_rows(tmp_path / "missing.jsonl")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tagger.metrics import pair_order, pinball_loss, quality
+from tagger.metrics import kendall, pair_order, pinball_loss, quality, ranks
 
 
 def test_errors_and_shares() -> None:
@@ -16,6 +16,24 @@ def test_errors_and_shares() -> None:
     assert judged.within_25_percent == 0.75
     assert judged.spearman == pytest.approx(1.0)
     assert judged.pinball is None
+
+
+def test_equal_values_share_their_ranks() -> None:
+    assert ranks(np.array([30.0, 10.0, 30.0, 20.0])).tolist() == [3.5, 1.0, 3.5, 2.0]
+
+
+def test_rank_correlations() -> None:
+    true = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    estimate = np.array([2.0, 1.0, 4.0, 3.0, 5.0])
+    judged = quality(true, estimate)
+    assert judged.spearman == pytest.approx(1 - 6 * 4 / (5 * 24))
+    assert judged.kendall == pytest.approx((8 - 2) / 10)
+
+
+def test_kendall_with_ties() -> None:
+    # Of six pairs five differ in b; four of those agree and one does not: tau-b.
+    a, b = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 3.0, 2.0, 3.0])
+    assert kendall(a, b) == pytest.approx((4 - 1) / np.sqrt(6 * 5))
 
 
 def test_pairs_in_order() -> None:

@@ -1,7 +1,9 @@
 """The shipped model as it is served."""
 
 import json
+import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +44,21 @@ def test_an_estimate_depends_on_its_prompt_alone(model: LengthModel) -> None:
     assert np.array_equal(together, again)
 
 
+def test_no_prompts_have_no_estimates(model: LengthModel) -> None:
+    assert model.estimate([]).shape == (0, 3)
+
+
+def test_threads_share_one_model(model: LengthModel) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        at_once = list(threads.map(model.estimate_one, PROMPTS * 5))
+    assert at_once == [model.estimate_one(prompt) for prompt in PROMPTS] * 5
+
+
+def test_what_runs_it_is_known(model: LengthModel) -> None:
+    assert "CPUExecutionProvider" in model.providers
+    assert model.name
+
+
 def test_an_essay_is_expected_to_be_longer_than_a_fact(model: LengthModel) -> None:
     fact, essay = model.estimate(PROMPTS[:2])
     assert essay[1] > 2 * fact[1]
@@ -71,6 +88,12 @@ def test_what_is_shipped_is_small_and_beats_its_baselines() -> None:
     best = max(one["first_turn"]["spearman"] for one in quality["baselines"].values())
     assert quality["first_turn"]["spearman"] > best
     assert (PACKAGED / "NOTICE").is_file()
+
+
+def test_the_card_names_no_path_of_the_machine_it_was_made_on() -> None:
+    for name in (CARD_FILE, "README.md", "NOTICE"):
+        text = (PACKAGED / name).read_text()
+        assert not re.search(r"(?<![\w.:/])/(tmp|home|root|work|usr)\b", text), name
 
 
 @pytest.fixture

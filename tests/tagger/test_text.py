@@ -51,15 +51,22 @@ def test_a_megabyte_is_counted_from_its_ends() -> None:
 
 def test_of_a_megabyte_only_the_ends_are_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    original = PromptTokenizer._ids
+    original = PromptTokenizer._read
 
-    def ids(self: PromptTokenizer, text: str) -> list[int]:
+    def noted(self: PromptTokenizer, text: str) -> tuple[list[int], int]:
         read.append(len(text))
         return original(self, text)
 
-    monkeypatch.setattr(PromptTokenizer, "_ids", ids)
+    monkeypatch.setattr(PromptTokenizer, "_read", noted)
     TOKENIZER.tokens("lorem ipsum " * 87_000)
     assert sum(read) == 2 * CHARS_READ_MAX
+
+
+@pytest.mark.parametrize("prompt", ["Zm9v" * 600, "Zm9v" * 200_000, "ᚠᚢᚦ" * 300])
+def test_words_outside_the_vocabulary_count_by_their_bytes(prompt: str) -> None:
+    # One unknown token each for the model, hundreds for the one that answers.
+    bytes_per_token = len(prompt.encode()) / TOKENIZER.tokens(prompt).counted
+    assert 2 < bytes_per_token < 4
 
 
 def test_padding_is_masked() -> None:
