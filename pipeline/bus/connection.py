@@ -10,6 +10,7 @@ import contextlib
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import nats
@@ -108,6 +109,7 @@ class Bus:
 
         Raises BusUnavailable when no server answers within `timeout_s`.
         """
+        check_credentials(settings)
         bus = cls(NatsClient(), settings, asyncio.Event())
         try:
             async with asyncio.timeout(timeout_s):
@@ -288,6 +290,18 @@ class Bus:
         except (nats.errors.Error, TimeoutError):
             with contextlib.suppress(Exception):
                 await self.client.close()
+
+
+def check_credentials(settings: BusSettings) -> None:
+    """Raises BusUnavailable for a file that cannot be read: the client library looks at it only
+    where the server asks, and a wrong path would pass until the day when it does."""
+    path = settings.credentials_file
+    if path is None:
+        return
+    try:
+        Path(path).read_bytes()
+    except OSError as error:
+        raise BusUnavailable(f"credentials file {path}: {error.strerror or error}") from error
 
 
 def as_message(message: Msg) -> Message:
