@@ -353,6 +353,21 @@ class RequestState(Struct, frozen=True, array_like=True):
     priority: int = 0
 
 
+class StepSample(Struct, frozen=True, array_like=True):
+    """One step that the engine took: what was in it, and how long it was. An array on the wire."""
+
+    tokens: int
+    prefill_work: float
+    """Σ chunk·(context + chunk/2) over the prefill chunks."""
+    context_tokens: int
+    """Σ KV entries that the decoding requests read."""
+    sequences: int
+    duration_ms: float
+
+
+STEPS_REPORTED_MAX = 256
+
+
 class StateUpdate(Struct, frozen=True, kw_only=True):
     """The whole ledger of one instance, in the order of the engine's own queues:
     running first, then waiting. MessagePack."""
@@ -366,6 +381,8 @@ class StateUpdate(Struct, frozen=True, kw_only=True):
     requests: list[RequestState]
     finished: list[str]
     """Keys that ended lately; they may never have been in an update."""
+    steps: list[StepSample] = []
+    """Steps since the last update, as far as the engine tells; the latest STEPS_REPORTED_MAX."""
 
 
 def prompt_text(request: Request) -> str:

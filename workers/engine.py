@@ -9,7 +9,14 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pipeline.messages import EngineLimits, FinishReason, Phase, Request, StepTime
+from pipeline.messages import (
+    EngineLimits,
+    FinishReason,
+    Phase,
+    Request,
+    StepSample,
+    StepTime,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,11 @@ class Engine(Protocol):
         ...
 
     def stats(self) -> EngineStats: ...
+
+    def take_steps(self) -> list[StepSample]:
+        """Steps since the last call, at most the latest STEPS_REPORTED_MAX; empty where the engine
+        cannot tell."""
+        ...
 
     async def wait_failed(self) -> str:
         """Returns the reason when the engine broke for good; until then it waits."""

@@ -7,6 +7,7 @@ one delta and holds nobody up.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from math import ceil
@@ -20,7 +21,13 @@ from pipeline.errors import (
     PromptTooLong,
     UsageError,
 )
-from pipeline.messages import EngineLimits, FinishReason, Phase
+from pipeline.messages import (
+    STEPS_REPORTED_MAX,
+    EngineLimits,
+    FinishReason,
+    Phase,
+    StepSample,
+)
 from predictor.scheduler import Scheduler, Sequence
 from predictor.step_time import DEFAULT_PROFILE, LIMITS, PROFILES, scaled
 from workers.engine import Delta, EngineReady, EngineRequest, EngineStats, Progress
@@ -136,6 +143,7 @@ class SimulatedEngine:
         )
         self._streams: dict[str, _Stream] = {}
         self._steps = 0
+        self._samples: deque[StepSample] = deque(maxlen=STEPS_REPORTED_MAX)
         self._last_step_ms = 0.0
         self._work = asyncio.Event()
         self._failed = asyncio.Event()
@@ -143,7 +151,7 @@ class SimulatedEngine:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> EngineReady:
-        """The step time handed out lacks overhead, noise and time scale: there is that to learn."""
+        """The step time handed out lacks overhead and noise: there is that to learn."""
         if self._task is not None:
             raise RuntimeError("the engine was started before")
         self._down = None
@@ -196,6 +204,11 @@ class SimulatedEngine:
             steps=self._steps,
             progress=running | waiting,
         )
+
+    def take_steps(self) -> list[StepSample]:
+        taken = list(self._samples)
+        self._samples.clear()
+        return taken
 
     async def wait_failed(self) -> str:
         await self._failed.wait()
@@ -276,6 +289,15 @@ class SimulatedEngine:
             self._last_step_ms = self._step_time.next_ms(plan.load)
             await pace.wait(self._last_step_ms / 1000 * self._settings.time_scale)
             self._steps += 1
+            self._samples.append(
+                StepSample(
+                    plan.load.tokens,
+                    plan.load.prefill_work,
+                    plan.load.context_tokens,
+                    plan.load.sequences,
+                    self._last_step_ms * self._settings.time_scale,
+                )
+            )
             for sequence, finished in self._scheduler.complete(plan):
                 stream = self._streams[sequence.key]
                 stream.untaken += 1

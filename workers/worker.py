@@ -209,6 +209,7 @@ class Worker:
             step_time=self._ready.step_time,
             requests=self._ledger.states(stats),
             finished=self._ledger.finished(),
+            steps=self._engine.take_steps(),
         )
         try:
             await self._bus.publish(

@@ -18,7 +18,7 @@ from pipeline.errors import (
 )
 from pipeline.messages import LengthEstimate, Probe, Request
 from predictor.simulation import simulate
-from predictor.step_time import LIMITS, PROFILES
+from predictor.step_time import LIMITS, PROFILES, StepLoad, step_ms
 from workers.engine import Delta, Engine, EngineRequest
 from workers.simulated import SimulatedEngine, SimulatedSettings
 from workers.simulated_answer import Words, answer_length
@@ -385,3 +385,24 @@ def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], named: str
 def test_refusals_are_errors_that_a_client_can_be_told() -> None:
     for error in (BadRequest, DuplicateId, EngineFailed, Overloaded, PromptTooLong):
         assert issubclass(error, RequestError)
+
+
+async def test_the_steps_it_took_are_told_once() -> None:
+    engine = SimulatedEngine(SimulatedSettings(time_scale=0.01, overhead_ms=6.0, noise=0.0))
+    ready = await engine.start()
+    request = EngineRequest(
+        key="c.r",
+        request=Request(id="r", prompt="x", max_tokens=20, ignore_eos=True),
+        prompt="x",
+        prompt_tokens=40,
+    )
+    tokens = sum([delta.tokens async for delta in engine.generate(request)])
+    steps = engine.take_steps()
+    assert len(steps) == tokens == 20
+    assert (steps[0].tokens, steps[0].context_tokens) == (40, 0)
+    assert (steps[-1].tokens, steps[-1].context_tokens) == (1, 58)
+    for step in steps:
+        load = StepLoad(step.tokens, step.prefill_work, step.context_tokens, step.sequences)
+        assert step.duration_ms == pytest.approx(step_ms(ready.step_time, load) + 0.06)
+    assert engine.take_steps() == []
+    await engine.close()
