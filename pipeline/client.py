@@ -7,7 +7,7 @@ its own results by direct get.
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -21,6 +21,7 @@ from pipeline.codec import decode, encode
 from pipeline.conclusion import final_event, find_result
 from pipeline.errors import (
     BadRequest,
+    BusError,
     DeadlineExceeded,
     DuplicateId,
     EngineFailed,
@@ -68,6 +69,8 @@ class Completion:
     usage: Usage | None
     attempt: int
     instance: str | None
+    result: Result | None = field(default=None, compare=False, repr=False)
+    """The stored result, where the text had to come from it. The answer is the same either way."""
 
 
 class Client:
@@ -105,36 +108,28 @@ class Client:
         """Send the request and yield its events in order; the last one is final.
 
         A `restart` event says to discard the text so far. When events were lost on the way (a gap
-        in `sequence`), or the final event is of another attempt than those shown, take the text
-        from `result()`; `complete` does. Leaving early stops listening; it cancels nothing.
+        in `sequence`), an attempt began with `resume`, or the final event is of another attempt
+        than those shown, take the text from `result()`; `complete` does. Leaving early stops
+        listening; it cancels nothing.
 
         Raises BadRequest (before anything is sent), Overloaded, DuplicateId, DeadlineExceeded,
         BusUnavailable. An `error` event is yielded, not raised.
         """
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + (
+            (request.deadline_ms or DEADLINE_MS_DEFAULT) / 1000 + DEADLINE_SLACK_S
+        )
+        body = checked_body(request, self._bus.max_payload)
         events = await self._open(request)
         try:
-            wait_s = (request.deadline_ms or DEADLINE_MS_DEFAULT) / 1000 + DEADLINE_SLACK_S
-            async with asyncio.timeout(wait_s):
-                if await self._publish(request):
-                    events.look_up()
-                while True:
-                    event = await events.next(quiet_s)
-                    if event is None:
-                        result = await self.result(request.id)
-                        event = None if result is None else final_event(result)
-                    elif not event.final and not events.filter.take(event):
-                        continue
-                    if event is None:
-                        continue
-                    if event.final:
-                        events.filter.take(event)
-                        yield event
-                        return
-                    yield event
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"nothing final was heard of {request.id} within its deadline", field="deadline_ms"
-            ) from None
+            if await self._publish(request, body, give_up_at):
+                events.look_up()
+            while True:
+                # No timeout around `yield`: it would cancel whatever the reader does just then.
+                event = await self._next(request.id, events, quiet_s, give_up_at)
+                yield event
+                if event.final:
+                    return
         finally:
             self._streams.discard(events)
             await events.close()
@@ -144,25 +139,30 @@ class Client:
         text: list[str] = []
         shown = EventFilter()
         whole = True
+        resumed = False
         last: OutputEvent | None = None
         async with aclosing(self.stream(request, quiet_s=quiet_s)) as events:
             async for event in events:
                 if event.attempt != shown.attempt:
                     text.clear()
-                whole = shown.take(event) and not shown.gap
+                    resumed = False
+                # What a resume keeps is counted in tokens, which cannot be cut out of a text.
+                resumed |= event.event == "resume"
+                whole = shown.take(event) and not shown.gap and not resumed
                 text.append(event.text)
                 last = event
         if last is None:
             raise EngineFailed(f"the stream of {request.id} ended without an event")
         if last.error is not None:
             raise as_error(last.error)
+        result = None
         if not whole:
             result = await self.result(request.id)
             if result is None:
                 raise EngineFailed(f"events of {request.id} were lost, and so is its result")
             text = [result.text]
         return Completion(
-            "".join(text), last.finish_reason, last.usage, last.attempt, last.instance
+            "".join(text), last.finish_reason, last.usage, last.attempt, last.instance, result
         )
 
     async def result(self, request_id: str) -> Result | None:
@@ -180,29 +180,56 @@ class Client:
 
     async def _open(self, request: Request) -> "_Stream":
         """Listen before anything is sent: the first event may come at once."""
-        check_token(request.id, "id")
         subject = self._bus.subjects.output(self._client, request.id)
         events = _Stream()
         await events.open(self._bus, subject)
         self._streams.add(events)
         return events
 
-    async def _publish(self, request: Request) -> bool:
+    async def _publish(self, request: Request, body: bytes, give_up_at: float) -> bool:
         """True where the id is a finished request's: its result is the answer."""
-        body = encode(msgspec.structs.replace(request, sent_at_ms=wall_ms()))
-        check_size(request, body, self._bus.max_payload)
         model = DEFAULT_MODEL if request.model is None else model_slug(request.model)
         try:
-            stored = await self._bus.jetstream.store(
-                self._bus.subjects.request(self._client, model),
-                body,
-                message_id=f"{self._client}.{request.id}",
-            )
+            async with asyncio.timeout_at(give_up_at):
+                stored = await self._bus.jetstream.store(
+                    self._bus.subjects.request(self._client, model),
+                    body,
+                    message_id=f"{self._client}.{request.id}",
+                )
+                if stored.duplicate and await self.result(request.id) is None:
+                    raise DuplicateId(
+                        f"request id {request.id} is taken and still runs", field="id"
+                    )
         except QueueFull as error:
             raise Overloaded(str(error), retry_after_ms=RETRY_AFTER_MS) from error
-        if stored.duplicate and await self.result(request.id) is None:
-            raise DuplicateId(f"request id {request.id} is taken and still runs", field="id")
+        except TimeoutError:
+            raise _too_late(request.id) from None
         return stored.duplicate
+
+    async def _next(
+        self, request_id: str, events: "_Stream", quiet_s: float, give_up_at: float
+    ) -> OutputEvent:
+        """The next event to show, from the bus or, after silence, from the stored result."""
+        while True:
+            left_s = give_up_at - asyncio.get_running_loop().time()
+            event = await events.next(min(quiet_s, max(left_s, 0.0)))
+            if event is None:
+                event = await self._stored_final(request_id)
+            if event is not None and (events.filter.take(event) or event.final):
+                return event
+            if left_s <= 0:
+                raise _too_late(request_id)
+
+    async def _stored_final(self, request_id: str) -> OutputEvent | None:
+        """An outage of the server ends no stream: what was accepted goes on, and so do we."""
+        try:
+            result = await self.result(request_id)
+        except BusError as error:
+            if self._bus.closed.is_set():
+                raise
+            log.info("result_not_read", request=request_id, error=str(error))
+            return None
+        return None if result is None else final_event(result)
 
     def _look_up_all(self) -> None:
         for events in self._streams:
@@ -247,15 +274,23 @@ class _Stream:
         self._queue.put_nowait(event)
 
 
-def check_size(request: Request, body: bytes, max_payload: int) -> None:
-    """Raises BadRequest for what the server or the tagger would refuse for its size."""
-    prompt_bytes = len(prompt_text(request).encode("utf-8", "surrogatepass"))
+def checked_body(request: Request, max_payload: int) -> bytes:
+    """The request as it goes on the wire, from now. Raises BadRequest for what would be refused."""
+    check_token(request.id, "id")
+    try:
+        prompt_bytes = len(prompt_text(request).encode())
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"prompt is not Unicode text: {error.reason}", field="prompt") from None
     if prompt_bytes > PROMPT_BYTES_MAX:
         raise BadRequest(
             f"prompt has {prompt_bytes} bytes, the limit is {PROMPT_BYTES_MAX}",
             field="prompt",
             limit=PROMPT_BYTES_MAX,
         )
+    try:
+        body = encode(msgspec.structs.replace(request, sent_at_ms=wall_ms()))
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"the body is not Unicode text: {error.reason}", field="body") from None
     room = max_payload - HOP_ROOM_BYTES
     if len(body) > room:
         raise BadRequest(
@@ -263,6 +298,13 @@ def check_size(request: Request, body: bytes, max_payload: int) -> None:
             field="body",
             limit=room,
         )
+    return body
+
+
+def _too_late(request_id: str) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"nothing final was heard of {request_id} within its deadline", field="deadline_ms"
+    )
 
 
 def as_error(body: ErrorBody) -> RequestError:

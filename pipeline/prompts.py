@@ -1,6 +1,7 @@
 """Prompts for load: the bundled sample, or a file of one's own, as requests."""
 
 import gzip
+import zlib
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -69,6 +70,8 @@ def _bytes(path: Path) -> bytes:
         return gzip.decompress(data) if path.suffix == ".gz" else data
     except OSError as error:
         raise UsageError(f"--file {path}: {error.strerror or error}") from error
+    except (EOFError, zlib.error) as error:  # cut short, or damaged
+        raise UsageError(f"--file {path}: {error}") from error
 
 
 def _parse(name: str, data: bytes) -> Iterator[PromptRow]:

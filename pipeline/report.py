@@ -2,9 +2,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from rich.console import Group
@@ -16,11 +17,14 @@ from pipeline.messages import Prediction, Result, Trace
 STAGES: dict[str, tuple[str, str]] = {
     "client to accepted": ("sent_at_ms", "accepted_at_ms"),
     "accepted to tagger": ("accepted_at_ms", "tagger_received_at_ms"),
+    "tagger (length model not counted)": ("tagger_received_at_ms", "tagged_at_ms"),
     "tagged to dispatcher": ("tagged_at_ms", "dispatcher_received_at_ms"),
     "probes": ("dispatcher_received_at_ms", "probed_at_ms"),
+    "dispatch": ("probed_at_ms", "dispatched_at_ms"),
     "inbox (waits while the engine is full)": ("dispatched_at_ms", "worker_received_at_ms"),
     "worker to engine": ("worker_received_at_ms", "engine_accepted_at_ms"),
 }
+"""From publish to engine accept without a hole: of one request they add up to `added_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ class Summary:
     """Median of |predicted - actual| / actual of the chosen instance, from the probe's answer."""
     e2e_bias_percent: float
     """Median of (predicted - actual) / actual: below zero is too hopeful."""
+    ttft_error_percent: float
+    ttft_bias_percent: float
     ttft_error_ms: float
     length_error_tokens: float
     """Median of |p50 - true length|, where the length was not known beforehand."""
@@ -74,7 +80,8 @@ def summarise(outcomes: Sequence[Outcome], duration_s: float) -> Summary:
     """Figures of one run."""
     whole = [outcome for outcome in outcomes if outcome.error is None]
     results = [outcome.result for outcome in whole if outcome.result is not None]
-    errors, biases, ttft_errors = _prediction_errors(results)
+    e2e = _predicted_and_actual_ms(results, "e2e_ms", "finished_at_ms")
+    ttft = _predicted_and_actual_ms(results, "ttft_ms", "first_token_at_ms")
     lengths = [
         abs(result.estimate.p50 - result.usage.completion_tokens)
         for result in results
@@ -99,19 +106,21 @@ def summarise(outcomes: Sequence[Outcome], duration_s: float) -> Summary:
         restarts=sum(outcome.attempts - 1 for outcome in outcomes),
         fallbacks=sum(bool(result.decision and result.decision.fallback) for result in results),
         per_instance=dict(
-            sorted(Counter(r.instance for r in results if r.instance is not None).items())
+            sorted(Counter(o.instance for o in whole if o.instance is not None).items())
         ),
         stages_ms={
-            name: Spread.of(_between((r.trace for r in results), *ends))
-            for name, ends in STAGES.items()
+            name: Spread.of([ms for r in results if (ms := stage_ms(r.trace, name)) is not None])
+            for name in STAGES
         },
         added_ms=Spread.of([ms for r in results if (ms := added_ms(r.trace)) is not None]),
         estimate_ms=Spread.of(
             [r.trace.estimate_ms for r in results if r.trace.estimate_ms is not None]
         ),
-        e2e_error_percent=_median(errors),
-        e2e_bias_percent=_median(biases),
-        ttft_error_ms=_median(ttft_errors),
+        e2e_error_percent=_median([abs(percent) for percent in _off_percent(e2e)]),
+        e2e_bias_percent=_median(_off_percent(e2e)),
+        ttft_error_percent=_median([abs(percent) for percent in _off_percent(ttft)]),
+        ttft_bias_percent=_median(_off_percent(ttft)),
+        ttft_error_ms=_median([abs(predicted - actual) for predicted, actual in ttft]),
         length_error_tokens=_median(lengths),
     )
 
@@ -124,26 +133,35 @@ def added_ms(trace: Trace) -> float | None:
     return trace.engine_accepted_at_ms - trace.sent_at_ms - (trace.estimate_ms or 0.0)
 
 
-def _between(traces: Iterable[Trace], start: str, end: str) -> list[float]:
-    pairs = [(getattr(trace, start), getattr(trace, end)) for trace in traces]
-    return [after - before for before, after in pairs if before is not None and after is not None]
+def stage_ms(trace: Trace, name: str) -> float | None:
+    """Time that one request spent in a stage; None where it was not there."""
+    before, after = (getattr(trace, end) for end in STAGES[name])
+    if before is None or after is None:
+        return None
+    model = (trace.estimate_ms or 0.0) if STAGES[name][1] == "tagged_at_ms" else 0.0
+    return float(after - before - model)
 
 
-def _prediction_errors(results: Sequence[Result]) -> tuple[list[float], list[float], list[float]]:
-    """|error| and signed error of E2E in percent, |error| of TTFT in ms, of the chosen instance."""
-    errors, biases, ttft_errors = [], [], []
+def _predicted_and_actual_ms(
+    results: Sequence[Result],
+    predicted: Literal["e2e_ms", "ttft_ms"],
+    ended: Literal["finished_at_ms", "first_token_at_ms"],
+) -> list[tuple[float, float]]:
+    """What the chosen instance answered the probe, and what came of it, both from the probe on."""
+    pairs = []
     for result in results:
-        prediction, trace = chosen_prediction(result), result.trace
-        if prediction is None or trace.probed_at_ms is None or trace.finished_at_ms is None:
+        prediction = chosen_prediction(result)
+        begin, end = result.trace.probed_at_ms, getattr(result.trace, ended)
+        if prediction is None or begin is None or end is None:
             continue
-        actual = trace.finished_at_ms - trace.probed_at_ms
-        bias = (prediction.e2e_ms - actual) / actual * 100
-        biases.append(bias)
-        errors.append(abs(bias))
-        if trace.first_token_at_ms is not None:
-            ttft = trace.first_token_at_ms - trace.probed_at_ms
-            ttft_errors.append(abs(prediction.ttft_ms - ttft))
-    return errors, biases, ttft_errors
+        if end > begin:  # two machines' wall clocks: what they make impossible says nothing
+            pairs.append((getattr(prediction, predicted), end - begin))
+    return pairs
+
+
+def _off_percent(pairs: Sequence[tuple[float, float]]) -> list[float]:
+    """(predicted - actual) / actual of each, in percent."""
+    return [(predicted - actual) / actual * 100 for predicted, actual in pairs]
 
 
 def chosen_prediction(result: Result) -> Prediction | None:
@@ -181,6 +199,8 @@ def as_json(summary: Summary, **more: object) -> dict[str, object]:
         "prediction": {
             "e2e_error_percent": _number(summary.e2e_error_percent),
             "e2e_bias_percent": _number(summary.e2e_bias_percent),
+            "ttft_error_percent": _number(summary.ttft_error_percent),
+            "ttft_bias_percent": _number(summary.ttft_bias_percent),
             "ttft_error_ms": _number(summary.ttft_error_ms),
             "length_error_tokens": _number(summary.length_error_tokens),
         },
@@ -244,7 +264,10 @@ def _predictions(summary: Summary) -> Table:
     table.add_column(justify="right")
     table.add_row("E2E error, median", f"{summary.e2e_error_percent:.1f} %")
     table.add_row("E2E bias, median", f"{summary.e2e_bias_percent:+.1f} %")
-    table.add_row("TTFT error, median", f"{summary.ttft_error_ms:.0f} ms")
+    table.add_row(
+        "TTFT error, median", f"{summary.ttft_error_percent:.1f} %, {summary.ttft_error_ms:.0f} ms"
+    )
+    table.add_row("TTFT bias, median", f"{summary.ttft_bias_percent:+.1f} %")
     table.add_row("answer length error, median", f"{summary.length_error_tokens:.0f} tokens")
     table.add_row("decisions without predictions", str(summary.fallbacks))
     return table

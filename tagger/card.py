@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tagger.commands import BASE_NAME
 from tagger.model import CARD_FILE
 
 COLUMNS = (
@@ -19,13 +20,14 @@ COLUMNS = (
 )
 
 NOTICE = """\
-This length model was fine-tuned from sentence-transformers/all-MiniLM-L6-v2
-(https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2), Apache License 2.0, whose encoder
-weights and WordPiece vocabulary (tokenizer.json) it keeps in modified form.
+This length model was fine-tuned from {base_name}
+{licence}, whose encoder
+weights and vocabulary (tokenizer.json) it keeps in modified form.
 
-It was trained on prompts and answer lengths of ShareGPT conversations. Their text belongs to the
-people who wrote it and is not part of this package; only weights are.
+Trained on: {data}
+The text belongs to the people who wrote it and is not part of this package; only weights are.
 """
+LICENCES = {BASE_NAME: f"(https://huggingface.co/{BASE_NAME}), Apache License 2.0"}
 
 
 def write_card(
@@ -46,35 +48,42 @@ def write_card(
         "onnx_difference_max": difference,
     }
     (folder / CARD_FILE).write_text(json.dumps(card, indent=2) + "\n")
-    (folder / "NOTICE").write_text(NOTICE)
 
 
 def add_quality(folder: Path, report: dict[str, Any], *, data: str) -> None:
-    """Put measured quality into the card and write its readable form."""
+    """Put measured quality into the card; write its readable form and the notice."""
     path = folder / CARD_FILE
     card = json.loads(path.read_text())
     card["data"] = data
     card["quality"] = report
     path.write_text(json.dumps(card, indent=2) + "\n")
     (folder / "README.md").write_text(_readable(card))
+    base_name = card["training"]["base_name"]
+    licence = LICENCES.get(base_name, "under that model's own licence")
+    (folder / "NOTICE").write_text(NOTICE.format(base_name=base_name, licence=licence, data=data))
 
 
 def _readable(card: dict[str, Any]) -> str:
     report, training = card["quality"], card["training"]
+    took = report["cpu_ms"]
     lines = [
         f"# {card['name']}",
         "",
         "Estimates how many tokens a chat model will answer with (p10, p50, p90), from its prompt.",
         "RoBERTa architecture, int8 ONNX, made by `astrolabe tagger train | export | evaluate`.",
         "",
-        f"* Started from {training['base_name']}, "
-        f"encoder layers kept: {training['layers'] or 'all'}.",
-        f"* Trained for {training['best_step']} steps of {training['batch_size']}, "
-        f"seed {training['seed']}, pinball loss on log(1 + tokens).",
+        f"* Started from {training['base_name']}, whose licence NOTICE names.",
+        *(f"* {_training(record)}" for record in _trainings(training)),
         f"* Data: {card['data']}",
         f"* Largest difference between PyTorch and fp32 ONNX: {card['onnx_difference_max']:.1e}. "
         "The figures below are those of the int8 file.",
         f"* Token counts: {card['token_ratio']} cl100k tokens per WordPiece token.",
+        f"* Speed where it was made: {took['mean']:.1f} ms of one core per prompt of the "
+        f"validation file (median {took['median']:.1f}, p90 {took['p90']:.1f}).",
+        "",
+        "Made with, TRAIN and VALIDATION being JSONL files:",
+        "",
+        *(f"    {line}" for line in _commands(card)),
     ]
     for title in ("first_turn", "all"):
         if title not in report:
@@ -97,6 +106,36 @@ def _readable(card: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _trainings(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The records of all trainings, the first one first."""
+    return [*(_trainings(record["start"]) if "start" in record else []), record]
+
+
+def _training(record: dict[str, Any]) -> str:
+    cut = "Then cut to" if "start" in record else "Trained with"
+    layers = "1 encoder layer" if record["layers"] == 1 else f"{record['layers']} encoder layers"
+    return (
+        f"{cut} {layers}: {record['best_step']} steps of "
+        f"{record['batch_size']}, seed {record['seed']}, pinball loss on log(1 + tokens)."
+    )
+
+
+def _commands(card: dict[str, Any]) -> list[str]:
+    """What to type to make the same again."""
+    files = "--data TRAIN --validation VALIDATION"
+    lines, base = [], ""
+    for number, record in enumerate(_trainings(card["training"]), 1):
+        out = f"trained-{number}"
+        lines.append(
+            f"astrolabe tagger train {files}{base} --layers {record['layers']} "
+            f"--steps {record['steps']} --batch-size {record['batch_size']} "
+            f"--rate {record['rate']} --seed {record['seed']} --out {out}"
+        )
+        base = f" --base {out}"
+    lines.append(f"astrolabe tagger export --trained {out} {files} --name {card['name']} --out OUT")
+    return lines
 
 
 def _row(name: str, one: dict[str, Any]) -> str:

@@ -16,23 +16,33 @@ TrainFile = Annotated[
 ]
 
 
-def _need_extra() -> None:
-    missing = [
-        name
-        for name in ("torch", "transformers", "onnx", "onnxscript", "sklearn", "scipy")
-        if find_spec(name) is None
-    ]
+TRAINING = ("torch", "transformers")
+EXPORTING = (*TRAINING, "onnx", "onnxruntime", "onnxscript", "sklearn")
+
+
+def _need(*packages: str) -> None:
+    missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise UsageError(f"{', '.join(missing)} missing: pip install 'astrolabe[train]'")
 
 
-def _packaged_base() -> str:
+def _base(folder: Path | None) -> Path:
+    """The folder to start from. Nothing is ever fetched: what it lacks is named here."""
+    if folder is None:
+        return _packaged_base()
+    for needed in ("config.json", "tokenizer.json"):
+        if not (folder / needed).is_file():
+            raise UsageError(f"--base {folder}: {needed} is missing")
+    return folder
+
+
+def _packaged_base() -> Path:
     found = find_spec(BASE_PACKAGE)
     if found is None or found.origin is None:
         raise UsageError(
             "the default encoder is missing: pip install 'astrolabe[train]', or --base FOLDER"
         )
-    return str(Path(found.origin).parent / "model")
+    return Path(found.origin).parent / "model"
 
 
 def train(
@@ -40,29 +50,41 @@ def train(
     validation: Annotated[
         Path, typer.Option(help="The same, of other conversations: it chooses the checkpoint.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the weights.")] = Path("length-model"),
+    out: Annotated[Path, typer.Option(help="Folder for the best weights.")] = Path("length-model"),
     base: Annotated[
-        str | None,
-        typer.Option(help=f"Folder of a RoBERTa or BERT encoder. Default: {BASE_NAME}, packaged."),
+        Path | None,
+        typer.Option(
+            help="Folder to start from: a RoBERTa or BERT encoder, or what an earlier `train` "
+            f"wrote. Default: {BASE_NAME}, from its package."
+        ),
     ] = None,
     layers: Annotated[
         int | None,
         typer.Option(min=1, max=48, help="Keep so many encoder layers: fewer are faster."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Of one batch; 700 is about one pass.")] = 700,
-    batch_size: Annotated[int, typer.Option(min=1, max=4096)] = 64,
-    rate: Annotated[float, typer.Option(min=1e-7, max=1, help="Peak learning rate.")] = 1e-4,
-    seed: Annotated[int, typer.Option(min=0)] = 1,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Of one batch. 700 of 64 is one pass of 45,000 prompts.")
+    ] = 700,
+    batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Prompts a step.")] = 64,
+    rate: Annotated[
+        float,
+        typer.Option(min=1e-7, max=1, help="Peak learning rate; ten times that for the head."),
+    ] = 1e-4,
+    seed: Annotated[int, typer.Option(min=0, help="Of the batches' order and the head.")] = 1,
     threads: Annotated[int, typer.Option(min=1, max=256, help="Cores to use.")] = 1,
 ) -> None:
-    """Fine-tune a length model: prompts in, quantiles of the answer's tokens out."""
-    _need_extra()
+    """Fine-tune a length model: prompts in, quantiles of the answer's tokens out.
+
+    The best small model is a large one cut down: train six layers, then train on from that folder
+    (--base) with --layers 3.
+    """
+    _need(*TRAINING)
     from tagger.train import TrainSettings
     from tagger.train import train as run
 
     settings = TrainSettings(
-        base=base or _packaged_base(),
-        base_name=BASE_NAME if base is None else Path(base).name,
+        base=_base(base),
+        base_name=BASE_NAME if base is None else base.resolve().name,
         layers=layers,
         steps=steps,
         batch_size=batch_size,
@@ -84,7 +106,7 @@ def export(
     ] = "ShareGPT prompts with their answers' cl100k token counts, split by conversation.",
 ) -> None:
     """Write the served form: int8 ONNX checked against PyTorch, tokenizer, measured card."""
-    _need_extra()
+    _need(*EXPORTING)
     from rich.console import Console
 
     from tagger.card import add_quality
@@ -98,9 +120,10 @@ def export(
     difference = run(trained, out, name=name, train_rows=read_rows(data))
     console.print(f"largest difference to PyTorch (fp32): {difference:.1e}")
     rows = read_rows(validation)
-    judged, beside = judge(LengthModel.load(out), rows), evaluate_baselines(data, rows)
-    print_table(judged, beside, console)
-    add_quality(out, as_json(judged, beside), data=data_note)
+    judged, took_ms = judge(LengthModel.load(out), rows)
+    beside = evaluate_baselines(data, rows)
+    print_table(judged, took_ms, beside, console)
+    add_quality(out, as_json(judged, took_ms, beside), data=data_note)
 
 
 def evaluate(
@@ -114,17 +137,18 @@ def evaluate(
     json: Annotated[Path | None, typer.Option(help="Also write the figures here.")] = None,
 ) -> None:
     """Judge a length model: errors, rank correlation, pair order, coverage."""
-    _need_extra()
+    if train_data is not None:
+        _need("sklearn")
     from rich.console import Console
 
     from tagger.dataset import read_rows
     from tagger.evaluate import as_json, evaluate_baselines, print_table, write_json
     from tagger.evaluate import evaluate as judge
-    from tagger.model import PACKAGED, LengthModel
+    from tagger.model import LengthModel
 
     rows = read_rows(data)
-    judged = judge(LengthModel.load(model or PACKAGED), rows)
+    judged, took_ms = judge(LengthModel.load(model), rows)
     beside = evaluate_baselines(train_data, rows) if train_data is not None else {}
-    print_table(judged, beside, Console())
+    print_table(judged, took_ms, beside, Console())
     if json is not None:
-        write_json(json, as_json(judged, beside))
+        write_json(json, as_json(judged, took_ms, beside))

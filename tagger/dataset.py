@@ -1,6 +1,7 @@
 """Prompts with the lengths of their answers, from JSONL files."""
 
 import gzip
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -32,11 +33,14 @@ def read_rows(path: Path) -> list[Row]:
 def _rows(path: Path) -> Iterator[Row]:
     decode = msgspec.json.Decoder(Row).decode
     open_file = gzip.open if path.suffix == ".gz" else open
-    with open_file(path, "rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                yield decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise UsageError(f"{path}, line {number}: {error}") from error
+    number = 0
+    try:
+        with open_file(path, "rb") as lines:
+            for line in lines:
+                number += 1
+                if line.strip():
+                    yield decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}, line {number}: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:  # not gzip, or cut short
+        raise UsageError(f"{path}, after line {number}: {error}") from error

@@ -15,7 +15,7 @@ from pipeline.errors import UsageError
 from tagger.card import write_card
 from tagger.dataset import Row
 from tagger.model import MODEL_FILE, TOKENIZER_FILE, file_hash
-from tagger.network import LengthNetwork, load_network
+from tagger.network import WEIGHTS_FILE, LengthNetwork, load_network
 from tagger.text import PromptTokenizer
 from tagger.train import RECORD_FILE
 
@@ -74,6 +74,7 @@ def _to_onnx(network: LengthNetwork, path: Path) -> None:
             "attention_mask": {0: rows, 1: length},
         },
         external_data=False,
+        verbose=False,
     )
 
 

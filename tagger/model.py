@@ -36,8 +36,12 @@ class LengthModel:
         self._card = card
 
     @classmethod
-    def load(cls, folder: Path = PACKAGED, *, threads: int = 1) -> "LengthModel":
-        """The model in `folder`. Raises UsageError where a file is missing or not the card's."""
+    def load(cls, folder: Path | None = None, *, threads: int = 1) -> "LengthModel":
+        """The model in `folder`, by default the packaged one.
+
+        Raises UsageError where a file is missing or not the card's.
+        """
+        folder = folder or PACKAGED
         card = _read_card(folder)
         session = _session(folder / MODEL_FILE, threads)
         return cls(session, PromptTokenizer.load(folder / TOKENIZER_FILE), card)
@@ -58,8 +62,8 @@ class LengthModel:
         One by one: int8 scales are taken over a whole batch, so a batch would let prompts change
         each other's estimates, and on a CPU it is no faster.
         """
-        rows = [self._tokenizer.tokens(prompt).ids for prompt in prompts]
-        return np.concatenate([self._run(row) for row in rows])
+        rows = [self._run(self._tokenizer.tokens(prompt).ids) for prompt in prompts]
+        return np.concatenate(rows) if rows else np.empty((0, 3))
 
     def estimate_one(self, prompt: str) -> tuple[int, tuple[float, float, float]]:
         """Prompt tokens of the served model, and p10, p50, p90 of its answer's."""

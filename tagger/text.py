@@ -18,6 +18,8 @@ from pipeline.errors import UsageError
 TOKENS_MAX = 128
 TAIL_TOKENS = 40
 HEAD_TOKENS = TOKENS_MAX - 2 - TAIL_TOKENS
+BYTES_PER_UNKNOWN_TOKEN = 3
+"""A word outside the vocabulary is one token here and many there: a base64 line, a rare script."""
 CHARS_READ_MAX = 4_096
 """Of each end of a prompt: far more than 86 tokens need, and all of almost every prompt."""
 
@@ -41,6 +43,7 @@ class PromptTokenizer:
         self._tokenizer = tokenizer
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        self._unknown = _special(tokenizer, "[UNK]", "<unk>")
         self._first = _special(tokenizer, "[CLS]", "<s>")
         self._last = _special(tokenizer, "[SEP]", "</s>")
         self.pad = _special(tokenizer, "[PAD]", "<pad>")
@@ -53,15 +56,23 @@ class PromptTokenizer:
         """Ids and count of one prompt, whatever characters it has."""
         prompt = prompt.encode("utf-8", "replace").decode()  # lone surrogates have no encoding
         if len(prompt) <= 2 * CHARS_READ_MAX:
-            ids = self._ids(prompt)
-            return Tokens(self._framed(ids[:HEAD_TOKENS], ids[HEAD_TOKENS:]), len(ids))
-        head, tail = self._ids(prompt[:CHARS_READ_MAX]), self._ids(prompt[-CHARS_READ_MAX:])
-        counted = round((len(head) + len(tail)) * len(prompt) / (2 * CHARS_READ_MAX))
+            ids, counted = self._read(prompt)
+            return Tokens(self._framed(ids[:HEAD_TOKENS], ids[HEAD_TOKENS:]), counted)
+        head, of_head = self._read(prompt[:CHARS_READ_MAX])
+        tail, of_tail = self._read(prompt[-CHARS_READ_MAX:])
+        counted = round((of_head + of_tail) * len(prompt) / (2 * CHARS_READ_MAX))
         return Tokens(self._framed(head[:HEAD_TOKENS], tail), counted)
 
-    def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+    def _read(self, text: str) -> tuple[list[int], int]:
+        """Ids of all of `text`, and how many tokens to count for it."""
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = encoded.ids
+        counted = len(ids)
+        if self._unknown in ids:
+            for number, (start, end) in zip(ids, encoded.offsets, strict=True):
+                if number == self._unknown:
+                    counted += len(text[start:end].encode()) // BYTES_PER_UNKNOWN_TOKEN
+        return ids, counted
 
     def _framed(self, head: list[int], rest: list[int]) -> list[int]:
         return [self._first, *head, *rest[-TAIL_TOKENS:], self._last]

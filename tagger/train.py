@@ -29,12 +29,12 @@ BUCKET_BATCHES = 50  # batches that are formed together, by length: little paddi
 class TrainSettings:
     """Everything that decides the outcome; written beside the weights."""
 
-    base: str
-    """Folder of the encoder to start from."""
+    base: Path
+    """Folder to start from: an encoder, or a length model that was trained before."""
     base_name: str
     """What the card calls it: a path of this machine means nothing elsewhere."""
     layers: int | None = None
-    steps: int = 900
+    steps: int = 700
     batch_size: int = 64
     rate: float = 1e-4
     seed: int = 1
@@ -152,10 +152,11 @@ def _save(
 
 def _record(settings: TrainSettings, layers: int, step: int, loss: float) -> dict[str, Any]:
     """How the weights came to be; `start` is the record of the length model they started from."""
-    record = {**asdict(settings), "layers": layers, "best_step": step, "validation_loss": loss}
-    record["base"] = record.pop("base_name")
+    record = {**asdict(settings), "layers": layers, "best_step": step}
+    record["validation_loss"] = round(loss, 5)
+    del record["base"]
     before = settings.base / RECORD_FILE
     if before.is_file():
         record["start"] = json.loads(before.read_text())
-        record["base"] = record["start"]["base"]
+        record["base_name"] = record["start"]["base_name"]
     return record

@@ -75,6 +75,19 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_prompts(tmp_path / "gone.jsonl")
 
 
+@pytest.mark.parametrize("damage", ["cut short", "overwritten"])
+def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
+    packed = bytearray(gzip.compress(b'{"prompt":"x"}\n' * 500))
+    if damage == "cut short":
+        del packed[-12:]
+    else:
+        packed[10:14] = b"\xff" * 4
+    path = tmp_path / "p.jsonl.gz"
+    path.write_bytes(packed)
+    with pytest.raises(UsageError, match=r"p\.jsonl\.gz"):
+        read_prompts(path)
+
+
 def test_a_file_that_is_not_gzip_is_named(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl.gz"
     path.write_bytes(b"plain")

@@ -1,8 +1,13 @@
+import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from pipeline.load import Outcome
@@ -15,8 +20,29 @@ from pipeline.messages import (
     Trace,
     Usage,
 )
-from pipeline.report import Spread, added_ms, as_json, render, summarise, write_json
+from pipeline.report import (
+    STAGES,
+    Spread,
+    added_ms,
+    as_json,
+    render,
+    stage_ms,
+    summarise,
+    write_json,
+)
 
+INSTANTS = (
+    "sent_at_ms",
+    "accepted_at_ms",
+    "tagger_received_at_ms",
+    "tagged_at_ms",
+    "dispatcher_received_at_ms",
+    "probed_at_ms",
+    "dispatched_at_ms",
+    "worker_received_at_ms",
+    "engine_accepted_at_ms",
+    "first_token_at_ms",
+)
 TRACE = Trace(
     sent_at_ms=1000.0,
     accepted_at_ms=1000.5,
@@ -58,12 +84,37 @@ def outcome(name: str = "r", *, predicted_ms: float = 800.0, instance: str = "a"
         decision=decision,
         trace=TRACE,
     )
-    return Outcome(name, ttft_ms=61.5, e2e_ms=1011.0, tokens=100, result=result)
+    return Outcome(name, ttft_ms=61.5, e2e_ms=1011.0, tokens=100, instance=instance, result=result)
 
 
 def test_the_pipelines_own_latency_leaves_the_model_out() -> None:
     assert added_ms(TRACE) == pytest.approx(11.5 - 6.0)
     assert added_ms(Trace()) is None
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=10, max_size=10), st.floats(0, 1e3))
+def test_the_stages_leave_no_hole(gaps: list[float], estimate_ms: float) -> None:
+    instants = dict(zip(INSTANTS, itertools.accumulate(gaps), strict=True))
+    trace = Trace(estimate_ms=estimate_ms, **instants)
+    parts = [stage_ms(trace, name) for name in STAGES]
+    assert sum(part for part in parts if part is not None) == pytest.approx(added_ms(trace))
+
+
+@pytest.mark.parametrize("finished_at_ms", [1010.0, 900.0])
+def test_clocks_that_contradict_each_other_say_nothing_of_predictions(
+    finished_at_ms: float,
+) -> None:
+    one = outcome()
+    assert one.result is not None
+    trace = msgspec.structs.replace(TRACE, finished_at_ms=finished_at_ms)
+    result = msgspec.structs.replace(one.result, trace=trace)
+    summary = summarise([replace(one, result=result)], 1.0)
+    assert math.isnan(summary.e2e_error_percent)
+    assert not math.isnan(summary.ttft_error_percent)
+
+
+def test_the_instance_is_counted_also_where_the_result_is_gone() -> None:
+    assert summarise([replace(outcome(), result=None)], 1.0).per_instance == {"a": 1}
 
 
 def test_figures_of_a_run() -> None:
@@ -80,6 +131,8 @@ def test_figures_of_a_run() -> None:
     assert summary.e2e_error_percent == pytest.approx(20.0)
     assert summary.e2e_bias_percent == pytest.approx(0.0)
     assert summary.ttft_error_ms == pytest.approx(abs(40.0 - 51.5))
+    assert summary.ttft_bias_percent == pytest.approx((40.0 - 51.5) / 51.5 * 100)
+    assert summary.ttft_error_percent == -summary.ttft_bias_percent
     assert summary.length_error_tokens == 30.0
     assert summary.stages_ms["probes"].p50 == pytest.approx(2.0)
     assert summary.added_ms.p50 == pytest.approx(5.5)
