@@ -51,6 +51,7 @@ NOBODY_NAK_S = 0.5
 FULL_NAK_S = 0.2
 REGISTRY_EVERY_S = 1.0
 STOP_GRACE_S = 5.0
+LISTEN_FIRST_S = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +99,18 @@ class Dispatcher:
                 tasks.create_task(every(SWEEP_EVERY_S, rescue.sweep)),
                 tasks.create_task(TaggerStandIn(self._bus, intake).watch()),
             ]
-            tasks.create_task(queue.run())
+            tasks.create_task(self._drain(queue))
             await stop.wait()
             for chore in chores:
                 chore.cancel()
             await queue.stop(STOP_GRACE_S)
         await service.stop()
+
+    async def _drain(self, queue: WorkQueue) -> None:
+        """Listen for one round of heartbeats first: who has heard of one instance only would send
+        everything there."""
+        await asyncio.sleep(LISTEN_FIRST_S)
+        await queue.run()
 
     async def _listen(self) -> None:
         subjects = self._bus.subjects

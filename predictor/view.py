@@ -17,8 +17,9 @@ from pipeline.subjects import Header
 
 QUEUED_EXPIRES_S = 30.0
 """Far above the time from inbox to ledger, unless the worker is full; a lost message ends here."""
-PROBED_EXPIRES_S = 0.02
-"""From a probe's answer to the echo of its dispatch takes about 3 ms; then it went elsewhere."""
+PROBED_EXPIRES_S = 0.005
+"""From a probe's answer to the echo of its dispatch takes about 3 ms; then it went elsewhere. Longer
+is worse than not at all: an instance that is probed often and loses looks busy to the next probe."""
 STATE_STALE_S = 5.0
 ON_THEIR_WAY_MAX = 4_096
 
@@ -64,6 +65,10 @@ class InstanceView:
             update = self._decode.decode(data)
         except (msgspec.DecodeError, msgspec.ValidationError):
             return "undecodable"
+        return self.apply(update)
+
+    def apply(self, update: StateUpdate) -> str | None:
+        """The same of a decoded one."""
         if update.instance != self.instance:
             return "other_instance"
         last = self._update
