@@ -16,6 +16,7 @@ import structlog
 
 from pipeline import errors
 from pipeline.bus import Bus, BusSettings, Message
+from pipeline.bus.connection import CONNECT_TIMEOUT_S
 from pipeline.bus.topology import HOP_ROOM_BYTES
 from pipeline.codec import decode, encode
 from pipeline.conclusion import final_event, find_result
@@ -83,10 +84,17 @@ class Client:
         bus.on_reconnect(self._look_up_all)
 
     @classmethod
-    async def connect(cls, settings: BusSettings, *, client: str = DEFAULT_CLIENT) -> "Client":
+    async def connect(
+        cls,
+        settings: BusSettings,
+        *,
+        client: str = DEFAULT_CLIENT,
+        timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> "Client":
         """Raises BusUnavailable; BadRequest for a name that may not be part of a subject."""
         check_token(client, "client")
-        return cls(await Bus.connect(settings, name=f"client-{client}"), client)
+        bus = await Bus.connect(settings, name=f"client-{client}", timeout_s=timeout_s)
+        return cls(bus, client)
 
     async def __aenter__(self) -> Self:
         return self

@@ -183,6 +183,27 @@ async def _dead_letters(bus: Bus, count: int) -> bool:
     return len(found) == count and all(m.headers["Astrolabe-Reason"] for m in found)
 
 
+async def test_no_prompt_and_no_answer_is_in_any_log(stack: LocalStack, client: Client) -> None:
+    marker = "xyzzy-7316"
+    answer = await client.complete(Request(id="good", prompt=f"tell me {marker}", max_tokens=30))
+    with pytest.raises(PromptTooLong):
+        await client.complete(Request(id="long", prompt=f"{marker} " * 30_000))
+    bus = await Bus.connect(stack.bus_settings, name="test")
+    for body in (
+        b'{"id":"bad","prompt":"%s","max_tokens":-1}' % marker.encode(),
+        b'{"id":"bad.id","prompt":"%s"}' % marker.encode(),
+        marker.encode(),
+    ):
+        await bus.request(bus.subjects.request("default", "default"), body, timeout_s=2)
+    await eventually(lambda: _dead_letters(bus, 3), what="three dead letters")
+    await bus.close()
+    logs = {path.name: path.read_text() for path in stack.logs.iterdir()}
+    assert logs
+    for name, text in logs.items():
+        assert marker not in text, name
+        assert answer.text[:40] not in text, name
+
+
 async def test_a_request_id_used_twice(client: Client) -> None:
     long = Request(id="r1", prompt="x", max_tokens=4000, ignore_eos=True)
     async with aclosing(client.stream(long)) as events:

@@ -40,7 +40,7 @@ app.add_typer(tagger_app, name="tagger", rich_help_panel=COMPONENTS)
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit status. Wrong usage is one line and status 2."""
     try:
-        status = app(args=arguments, standalone_mode=False)
+        status = app(args=arguments, prog_name="astrolabe", standalone_mode=False)
     except TyperException as error:
         told = getattr(error, "format_message", None)
         return _complain(told() if told is not None else str(error))

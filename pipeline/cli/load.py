@@ -44,6 +44,7 @@ DEMO_ENGINE = ("max_num_seqs=16", "kv_blocks=288")
 enough that requests queue and some are preempted, and there is something to see."""
 DEMO_RESULTS = Path("bench-results") / "demo.json"
 PROGRESS_LINE_EVERY_S = 5.0
+CONNECT_S = 3.0  # somebody sits there and waits
 
 Json = Annotated[Path | None, typer.Option(help="Also write the figures to this file.")]
 
@@ -75,7 +76,7 @@ def send(
     """Stream the answer to one prompt, or drive load from a file and print a table."""
     checked_name(client, "--client")
     bus = bus_settings(url, prefix, credentials)
-    configure_logs("warning")
+    configure_logs("error")
     if (prompt is None) == (file is None):
         raise UsageError("give either a prompt or --file")
     _refuse_the_others(
@@ -180,7 +181,7 @@ async def run_load(
     with contextlib.ExitStack() as cleanup:
         if stop is None:
             stop = cleanup.enter_context(_stop_on_signals())
-        async with await Client.connect(bus, client=client_name) as client:
+        async with await Client.connect(bus, client=client_name, timeout_s=CONNECT_S) as client:
             started = time.monotonic()
             outcomes = await _with_progress(client, requests, offsets, stop)
             duration_s = time.monotonic() - started
@@ -244,7 +245,7 @@ async def _answer(bus: BusSettings, client_name: str, request: Request) -> None:
     """Print the tokens of one answer as they come."""
     try:
         async with (
-            await Client.connect(bus, client=client_name) as client,
+            await Client.connect(bus, client=client_name, timeout_s=CONNECT_S) as client,
             contextlib.aclosing(client.stream(request)) as events,
         ):
             async for event in events:

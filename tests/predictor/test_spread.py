@@ -11,7 +11,8 @@ from statistics import median
 import pytest
 
 from pipeline.messages import LengthEstimate, Prediction, Probe, StateUpdate
-from pipeline.policies.power_of_two import PowerOfTwo, Target
+from pipeline.policies import Target
+from pipeline.policies.power_of_two import PowerOfTwo
 from pipeline.subjects import Header
 from predictor.service import predict
 from predictor.step_time import DEFAULT_PROFILE, LIMITS, PROFILES
