@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check fix bench clean
+.PHONY: help install demo test check fix bench bench-predictor clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  \1\t/' | expand -t 12
@@ -38,6 +38,9 @@ fix: $(STAMP) ## mend what lint and format can mend
 
 bench: $(STAMP) ## the pipeline's own added latency, beside the bus's floor
 	$(BIN)/python -m bench.pipeline
+
+bench-predictor: $(STAMP) ## one prediction, beside the step-by-step reference
+	$(BIN)/python -m bench.predictor
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis bench-results

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from pipeline.errors import AstrolabeError
 from pipeline.messages import EngineLimits
+from predictor.queues import tokens_in_all
 from predictor.step_time import StepLoad
 
 
@@ -39,6 +40,8 @@ class Sequence:
     """Allocated to it."""
     priority: int = 0
     """Carried along only: the order is that of arrival."""
+    tokens_max: int = 0
+    """Most that it may generate; SGLang's admission asks."""
 
     @property
     def decoding(self) -> bool:
@@ -54,6 +57,8 @@ class StepPlan:
     """Who computes how many tokens, in the order in which they were given."""
     preempted: list[str] = field(default_factory=list)
     load: StepLoad = field(default_factory=StepLoad)
+    open: bool = False
+    """One more request, behind all that wait, would have been tried."""
 
 
 class Scheduler:
@@ -116,12 +121,11 @@ class Scheduler:
 
     def step(self) -> StepPlan:
         """Decide the next step. Allocates its blocks and carries out its preemptions."""
-        if self._plan is not None:
-            raise RuntimeError("the step before is not complete")
-        plan = self._plan = StepPlan()
+        plan = self._begin()
         self._continue_running(plan)
         if not plan.preempted:
             self._admit(plan)
+            plan.open = not self.waiting
         plan.load.sequences = len(plan.chunks)
         return plan
 
@@ -146,6 +150,12 @@ class Scheduler:
         if any_finished:
             self._remove([sequence for sequence, finished in grown if finished])
         return grown
+
+    def _begin(self) -> StepPlan:
+        if self._plan is not None:
+            raise RuntimeError("the step before is not complete")
+        self._plan = StepPlan()
+        return self._plan
 
     def _enter(self, sequence: Sequence) -> None:
         if sequence.key in self._sequences:
@@ -192,16 +202,21 @@ class Scheduler:
         lacking = self._blocks(tokens) - sequence.blocks
         while self.blocks_free < lacking:
             victim = self.running.pop()
-            self._free(victim)
-            victim.computed = 0
-            victim.preemptions += 1
-            self.preemptions += 1
+            self._preempt(victim, plan)
             self.waiting.appendleft(victim)
-            plan.preempted.append(victim.key)
             if victim is sequence:
                 return False
         self._allocate(sequence, lacking)
         return True
+
+    def _preempt(self, victim: Sequence, plan: StepPlan) -> None:
+        """Its blocks and what was computed are gone; the caller has taken it off the running
+        list and says where it waits."""
+        self._free(victim)
+        victim.computed = 0
+        victim.preemptions += 1
+        self.preemptions += 1
+        plan.preempted.append(victim.key)
 
     def _admit(self, plan: StepPlan) -> None:
         limits, load = self.limits, plan.load
@@ -241,12 +256,5 @@ class Scheduler:
 
 
 def room(limits: EngineLimits, prompt_tokens: int) -> int:
-    """Most tokens that a request with this prompt can generate; below 1 it never fits.
-
-    The last token is never computed, so it needs no KV entry. Without chunked prefill a request
-    that was preempted at its longest has to be computed again within one step.
-    """
-    computed_max = limits.kv_blocks * limits.block_size
-    if not limits.chunked_prefill:
-        computed_max = min(computed_max, limits.max_num_batched_tokens)
-    return min(limits.max_model_len - prompt_tokens, computed_max + 1 - prompt_tokens)
+    """Most tokens that a request with this prompt can generate; below 1 it never fits."""
+    return tokens_in_all(limits) - prompt_tokens

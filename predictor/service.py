@@ -1,8 +1,8 @@
 """The predictor beside one instance, as a NATS service: state in, predictions out.
 
-A short simulation runs at once; a longer one on a thread of its own, so that state keeps coming in
-meanwhile. Probes are answered one after another: a second simulation beside the first would only
-slow both.
+What the probes of one state share is computed once (predictor/fast.py); a probe of it then takes
+microseconds. A large state is computed on a thread, so that the bus is never held up for more than
+a few milliseconds. Probes are answered one after another.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from pipeline.codec import decode, encode
 from pipeline.errors import AstrolabeError
 from pipeline.messages import Prediction, Probe
 from pipeline.metrics import PREDICTION_SECONDS, PREDICTIONS, STATE_DROPPED
-from predictor.simulation import simulate
+from predictor.fast import Prepared
 from predictor.view import InstanceView, NoStateError, View
 
 log = structlog.get_logger()
 
-INLINE_TOKEN_STEPS_MAX = 2_000
-"""At about 0.4 µs each: under a millisecond, less than the hop to a thread and back when busy."""
+INLINE_REQUESTS_MAX = 400
+"""Present requests up to which a prediction from scratch takes about 2 ms."""
 
 
 class Predictor:
@@ -33,6 +33,7 @@ class Predictor:
         self._bus = bus
         self._instance = instance
         self._view = InstanceView(instance)
+        self._prepared: tuple[View, Prepared] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="simulate")
 
     async def serve(self, stop: asyncio.Event) -> None:
@@ -63,18 +64,27 @@ class Predictor:
             STATE_DROPPED.labels(reason).inc()
             log.debug("state_dropped", reason=reason)
 
+    async def _predict(self, view: View, probe: Probe) -> Prediction:
+        """On the loop where it is short, on the thread where it is not."""
+        if len(view.requests) <= INLINE_REQUESTS_MAX:
+            return self._compute(view, probe)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._compute, view, probe
+        )
+
+    def _compute(self, view: View, probe: Probe) -> Prediction:
+        """One at a time: what is prepared is not for several threads at once."""
+        if self._prepared is None or self._prepared[0].version != view.version:
+            self._prepared = (view, prepare(view))
+        return predict(view, self._prepared[1], probe)
+
     async def _answer(self, message: Message) -> bytes:
         started = time.perf_counter()
         try:
             probe = decode(message.data, Probe)
             view = self._view.view()
+            prediction = await self._predict(view, probe)
             self._view.probed(probe)
-            if token_steps(view, probe) <= INLINE_TOKEN_STEPS_MAX:
-                prediction = predict(self._instance, view, probe)
-            else:
-                prediction = await asyncio.get_running_loop().run_in_executor(
-                    self._thread, predict, self._instance, view, probe
-                )
         except AstrolabeError as error:  # a probe that breaks the protocol, or can never fit
             PREDICTIONS.labels("refused").inc()
             raise ServiceError(str(error)) from error
@@ -86,20 +96,16 @@ class Predictor:
         return encode(prediction)
 
 
-def token_steps(view: View, probe: Probe) -> float:
-    """About how much a simulation has to do: tokens to generate while the newcomer is there."""
-    newcomer = probe.estimate.p50
-    return newcomer + sum(
-        min(newcomer, max(1.0, state.p50 - state.generated_tokens)) for state in view.requests
-    )
+def prepare(view: View) -> Prepared:
+    """What all probes of this view share."""
+    return Prepared(view.limits, view.step_time, view.requests)
 
 
-def predict(instance: str, view: View, probe: Probe) -> Prediction:
+def predict(view: View, prepared: Prepared, probe: Probe) -> Prediction:
     """Simulate the instance forward with the probe's request at the end of its queue."""
-    requests = [state for state in view.requests if state.key != probe.key]
-    forecast = simulate(view.limits, view.step_time, requests, probe)
+    forecast = prepared.probe(probe)
     return Prediction(
-        instance=instance,
+        instance=view.instance,
         boot=view.boot,
         ttft_ms=forecast.ttft_ms,
         e2e_ms=forecast.e2e_ms,
@@ -108,7 +114,7 @@ def predict(instance: str, view: View, probe: Probe) -> Prediction:
         kv_blocks_peak=forecast.kv_blocks_peak,
         cost=forecast.e2e_ms,
         state_age_ms=view.age_ms,
-        requests=len(requests),
+        requests=len(view.requests),
         steps=forecast.steps,
         extrapolated=forecast.extrapolated,
     )

@@ -18,8 +18,8 @@ from pipeline.subjects import Header
 QUEUED_EXPIRES_S = 30.0
 """Far above the time from inbox to ledger, unless the worker is full; a lost message ends here."""
 PROBED_EXPIRES_S = 0.005
-"""From a probe's answer to the echo of its dispatch takes about 3 ms; then it went elsewhere. Longer
-is worse than not at all: an instance that is probed often and loses looks busy to the next probe."""
+"""From a probe's answer to the echo of its dispatch takes about 3 ms; then it went elsewhere.
+Longer is worse than not at all: an instance that is probed often and loses would look busy."""
 STATE_STALE_S = 5.0
 ON_THEIR_WAY_MAX = 4_096
 
@@ -32,7 +32,10 @@ class NoStateError(Exception):
 class View:
     """The instance as one prediction sees it: its queues in order, those on their way behind."""
 
+    instance: str
     boot: str
+    version: int
+    """The same for as long as nothing but time has changed."""
     limits: EngineLimits
     step_time: StepTime
     requests: list[RequestState]
@@ -52,6 +55,7 @@ class InstanceView:
     instance: str
     clock: Callable[[], float] = time.monotonic
     _update: StateUpdate | None = None
+    _version: int = 0
     _updated_at: float = 0.0
     _queued: dict[str, _Expected] = field(default_factory=dict)
     _probed: dict[str, _Expected] = field(default_factory=dict)
@@ -77,6 +81,7 @@ class InstanceView:
         if last is not None and last.boot != update.boot:
             self._queued.clear()  # it was for the inbox of the boot before
         self._update = update
+        self._version += 1
         self._updated_at = self.clock()
         for state in update.requests:
             self._queued.pop(state.key, None)
@@ -98,6 +103,7 @@ class InstanceView:
             self._drop_expired()
             if len(self._queued) >= ON_THEIR_WAY_MAX:
                 return "too_many"
+        self._version += 1
         self._queued[key] = _Expected(
             _waiting(key, prompt_tokens, max_tokens, (p10, p50, p90)),
             self.clock() + QUEUED_EXPIRES_S,
@@ -116,7 +122,9 @@ class InstanceView:
         known = {state.key for state in update.requests}
         coming = [e.state for e in (*self._queued.values(), *self._probed.values())]
         return View(
+            instance=self.instance,
             boot=update.boot,
+            version=self._version,
             limits=update.limits,
             step_time=update.step_time,
             requests=[*update.requests, *(s for s in coming if s.key not in known)],
@@ -128,6 +136,7 @@ class InstanceView:
         if len(self._probed) >= ON_THEIR_WAY_MAX:
             self._drop_expired()
         estimate = probe.estimate
+        self._version += 1
         self._probed[probe.key] = _Expected(
             _waiting(
                 probe.key,
@@ -143,6 +152,7 @@ class InstanceView:
         for layer in (self._queued, self._probed):
             for key in [key for key, expected in layer.items() if expected.until <= now]:
                 del layer[key]
+                self._version += 1
 
 
 def _waiting(

@@ -182,14 +182,14 @@ def test_a_state_that_does_not_add_up_still_gives_a_forecast() -> None:
 
 
 def test_expected_totals() -> None:
-    assert expected_total(0, 99.2, 300, 1000) == 100
-    assert expected_total(99, 99.2, 300, 1000) == 100
-    assert expected_total(100, 99.2, 300, 1000) == 300
-    assert expected_total(300, 99.2, 300, 1000) == 450
-    assert expected_total(300, 99.2, 300, 310) == 310
-    assert expected_total(1, 0, 0, 1000) == 2
-    assert expected_total(0, float("inf"), float("inf"), 50) == 50
-    assert expected_total(0, float("nan"), float("nan"), 50) == 1
+    assert expected_total(0, 1, 99.2, 300, 1000) == 100
+    assert expected_total(99, 1, 99.2, 300, 1000) == 100
+    assert expected_total(100, 1, 99.2, 300, 1000) == 300
+    assert expected_total(300, 1, 99.2, 300, 1000) == 450
+    assert expected_total(300, 1, 99.2, 300, 310) == 310
+    assert expected_total(1, 1, 0, 0, 1000) == 2
+    assert expected_total(0, 1, float("inf"), float("inf"), 50) == 50
+    assert expected_total(0, 1, float("nan"), float("nan"), 50) == 1
 
 
 @given(
@@ -201,4 +201,4 @@ def test_expected_totals() -> None:
 def test_an_expected_total_is_always_more_than_now_and_within_the_bound(
     generated: int, p50: float, p90: float, more: int
 ) -> None:
-    assert generated < expected_total(generated, p50, p90, generated + more) <= generated + more
+    assert generated < expected_total(generated, 1, p50, p90, generated + more) <= generated + more

@@ -14,7 +14,7 @@ from pipeline.messages import LengthEstimate, Prediction, Probe, StateUpdate
 from pipeline.policies import Target
 from pipeline.policies.power_of_two import PowerOfTwo
 from pipeline.subjects import Header
-from predictor.service import predict
+from predictor.service import predict, prepare
 from predictor.step_time import DEFAULT_PROFILE, LIMITS, PROFILES
 from predictor.view import InstanceView
 
@@ -86,7 +86,8 @@ class World:
 
     def _ask(self, name: str, probe: Probe) -> Prediction:
         view = self.views[name]
-        answer = predict(name, view.view(), probe)
+        seen = view.view()
+        answer = predict(seen, prepare(seen), probe)
         if self.ledger:
             view.probed(probe)
         return answer
