@@ -9,9 +9,10 @@ from collections.abc import Sequence as SequenceOf
 
 from pipeline.messages import EngineLimits, Probe, RequestState, StepTime
 from predictor.forecast import Base, Forecast, Horizon, LazyTimes
+from predictor.lengths import expected_total
 from predictor.lockstep import Lockstep
 from predictor.overlay import Laid, lay_over
-from predictor.queues import ExpectedTotal, Newcomer, expected_total, newcomer, resolve
+from predictor.queues import ExpectedTotal, Newcomer, newcomer, resolve
 from predictor.settle import settled
 from predictor.spans import Span
 

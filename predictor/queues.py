@@ -7,14 +7,10 @@ generate.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from math import ceil
 
 from pipeline.errors import PromptTooLong
 from pipeline.messages import EngineLimits, Probe, RequestState
-
-OUTLIVED_GROWTH = 0.5
-"""A request past its p90 is expected to go on by this share of what it has generated. The tail of
-answer lengths is heavy: the longer one has gone on, the more is still to come."""
+from predictor.lengths import expected_total
 
 ExpectedTotal = Callable[[int, float, float, float, int], int]
 """(generated, p10, p50, p90, tokens_max) to the tokens that the answer will have had in all: more
@@ -54,18 +50,6 @@ class Queues:
         self.priorities.append(asked.priority)
         self.waiting.append(row)
         return row
-
-
-def expected_total(generated: int, p10: float, p50: float, p90: float, tokens_max: int) -> int:  # noqa: ARG001
-    """Tokens that an answer will have had in all, given how many there are already: at least one
-    more, at most `tokens_max`."""
-    if p50 > generated:
-        expected = p50
-    elif p90 > generated:
-        expected = p90
-    else:
-        expected = generated * (1 + OUTLIVED_GROWTH)
-    return min(max(generated + 1, ceil(min(expected, tokens_max))), tokens_max)
 
 
 def tokens_in_all(limits: EngineLimits) -> int:

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 
 from pipeline.messages import EngineLimits, Probe, RequestState, StepTime
 from predictor.forecast import Base, Forecast, Horizon
-from predictor.queues import ExpectedTotal, expected_total, newcomer, resolve
+from predictor.lengths import expected_total
+from predictor.queues import ExpectedTotal, newcomer, resolve
 from predictor.rules import restored
 from predictor.scheduler import Scheduler, Sequence
 from predictor.step_time import step_ms
-
-__all__ = ["STEPS_MAX", "Forecast", "expected_total", "simulate", "trajectory"]
 
 STEPS_MAX = 1_000
 """Some 20 ms of Python at 48 running requests: an answer after the probe's timeout is none."""

@@ -14,6 +14,8 @@ import msgspec
 
 from pipeline.messages import EngineLimits, Probe, RequestState, StateUpdate, StepTime
 from pipeline.subjects import Header
+from predictor.fit import OnlineFit
+from predictor.step_time import StepLoad
 
 QUEUED_EXPIRES_S = 30.0
 """Far above the time from inbox to ledger, unless the worker is full; a lost message ends here."""
@@ -56,6 +58,8 @@ class InstanceView:
     clock: Callable[[], float] = time.monotonic
     _update: StateUpdate | None = None
     _version: int = 0
+    _fit: OnlineFit | None = None
+    _fit_start: StepTime | None = None
     _updated_at: float = 0.0
     _queued: dict[str, _Expected] = field(default_factory=dict)
     _probed: dict[str, _Expected] = field(default_factory=dict)
@@ -78,6 +82,10 @@ class InstanceView:
         last = self._update
         if last is not None and last.boot == update.boot and update.sequence <= last.sequence:
             return "out_of_order"
+        try:
+            self._learn(update)
+        except ValueError:  # coefficients of no engine
+            return "unphysical"
         if last is not None and last.boot != update.boot:
             self._queued.clear()  # it was for the inbox of the boot before
         self._update = update
@@ -88,6 +96,20 @@ class InstanceView:
         for key in update.finished:
             self._queued.pop(key, None)
         return None
+
+    def _learn(self, update: StateUpdate) -> None:
+        """What the steps say of the engine's speed; it outlives a boot, not a change of profile."""
+        if self._fit is None or self._fit_start != update.step_time:
+            self._fit_start = update.step_time
+            self._fit = OnlineFit(update.step_time, tokens_max=update.limits.max_num_batched_tokens)
+        for step in update.steps:
+            load = StepLoad(step.tokens, step.prefill_work, step.context_tokens, step.sequences)
+            self._fit.observe(load, step.duration_ms)
+
+    @property
+    def step_time(self) -> StepTime | None:
+        """The engine's step time as learnt so far; None before the first update."""
+        return None if self._fit is None else self._fit.coefficients
 
     def queued(self, headers: Mapping[str, str]) -> str | None:
         """INBOX stored a request for this instance; returns why it was dropped, or None."""
@@ -126,7 +148,7 @@ class InstanceView:
             boot=update.boot,
             version=self._version,
             limits=update.limits,
-            step_time=update.step_time,
+            step_time=self.step_time or update.step_time,
             requests=[*update.requests, *(s for s in coming if s.key not in known)],
             age_ms=age_s * 1000,
         )

@@ -15,7 +15,6 @@ TrainFile = Annotated[
     Path, typer.Option(help="JSONL or JSONL.gz with prompt and response_tokens (and first_turn).")
 ]
 
-
 TRAINING = ("torch", "transformers")
 EXPORTING = (*TRAINING, "onnx", "onnxruntime", "onnxscript", "sklearn")
 
@@ -75,8 +74,8 @@ def train(
 ) -> None:
     """Fine-tune a length model: prompts in, quantiles of the answer's tokens out.
 
-    The best small model is a large one cut down: train six layers, then train on from that folder
-    (--base) with --layers 3.
+    A good small model is a large one cut down: train six layers, then go on from there with
+    --base FOLDER --layers 3.
     """
     _need(*TRAINING)
     from tagger.train import TrainSettings

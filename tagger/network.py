@@ -53,7 +53,7 @@ def pinball(predicted: Tensor, target: Tensor) -> Tensor:
 
 
 def roberta_from_bert(folder: Path, layers: int | None) -> RobertaModel:
-    """BERT weights of `folder` in the RoBERTa architecture; `layers` keeps evenly spaced ones."""
+    """BERT weights of `folder` in the RoBERTa architecture; `layers` keeps so many."""
     bert = BertModel.from_pretrained(folder, attn_implementation="eager")
     state: dict[str, Any] = bert.state_dict()
     old = bert.config
@@ -98,8 +98,9 @@ def load_network(folder: Path, layers: int | None = None) -> LengthNetwork:
     """A network to train on or to export, on whichever start `folder` holds.
 
     Either a length model that was trained before, which keeps its head, or an encoder: RoBERTa's,
-    or BERT's in RoBERTa's architecture. `layers` keeps so many, evenly spaced; a trained six-layer
-    model cut to three and trained on is better than three layers trained from the start.
+    or BERT's in RoBERTa's architecture. `layers` keeps so many, evenly spaced. Three cut out of a
+    trained model of six and trained on (600 steps each) do better than three trained from the
+    encoder (700 steps): first-turn Spearman 0.575 against 0.552 on ShareGPT.
     """
     if (folder / WEIGHTS_FILE).is_file():
         config = RobertaConfig.from_pretrained(folder)
@@ -127,7 +128,7 @@ def _cut(encoder: RobertaModel, layers: int | None) -> None:
 
 
 def _spaced(count: int, wanted: int | None) -> list[int]:
-    """Indices of `wanted` of `count` layers, the first and the last among them."""
+    """Indices of `wanted` of `count` layers, evenly spaced, the first and the last among them."""
     if wanted is None or wanted >= count:
         return list(range(count))
     if wanted == 1:

@@ -1,12 +1,10 @@
 """Forecasts against sums that can be done by hand."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.errors import PromptTooLong
 from pipeline.messages import EngineLimits, LengthEstimate, Phase, Probe, RequestState, StepTime
-from predictor.simulation import expected_total, simulate
+from predictor.simulation import simulate
 
 STEP_TIME = StepTime(
     base_ms=1.0, flat_ms=9.0, token_ms=0.1, prefill_ms=0.001, context_ms=0.01, sequence_ms=0.5
@@ -21,14 +19,13 @@ LIMITS = EngineLimits(
 )
 
 
-def probe(
-    prompt: int = 60, p50: float = 21, *, p90: float = 1000, max_tokens: int | None = None
-) -> Probe:
+def probe(prompt: int = 60, p50: float = 21, *, max_tokens: int | None = None) -> Probe:
+    """A newcomer of known length: the figures below are worked out by hand."""
     return Probe(
         key="new",
         prompt_tokens=prompt,
         max_tokens=max_tokens,
-        estimate=LengthEstimate(p10=1, p50=p50, p90=p90, source="test"),
+        estimate=LengthEstimate(p10=p50, p50=p50, p90=p50, source="test"),
     )
 
 
@@ -40,7 +37,6 @@ def state(
     computed: int | None = None,
     generated: int = 1,
     p50: float = 11,
-    p90: float = 500,
     max_tokens: int = 1500,
 ) -> RequestState:
     return RequestState(
@@ -50,9 +46,9 @@ def state(
         computed_tokens=prompt + generated - 1 if computed is None else computed,
         generated_tokens=generated,
         max_tokens=max_tokens,
-        p10=1,
+        p10=p50,
         p50=p50,
-        p90=p90,
+        p90=p50,
     )
 
 
@@ -177,28 +173,5 @@ def test_a_state_that_does_not_add_up_still_gives_a_forecast() -> None:
         state("new"),
         *(state(f"over {i}", prompt=1900) for i in range(5)),
     ]
-    forecast = simulate(LIMITS, STEP_TIME, odd, probe(prompt=0, p50=0, p90=0))
+    forecast = simulate(LIMITS, STEP_TIME, odd, probe(prompt=0, p50=0))
     assert forecast.e2e_ms > 0
-
-
-def test_expected_totals() -> None:
-    assert expected_total(0, 1, 99.2, 300, 1000) == 100
-    assert expected_total(99, 1, 99.2, 300, 1000) == 100
-    assert expected_total(100, 1, 99.2, 300, 1000) == 300
-    assert expected_total(300, 1, 99.2, 300, 1000) == 450
-    assert expected_total(300, 1, 99.2, 300, 310) == 310
-    assert expected_total(1, 1, 0, 0, 1000) == 2
-    assert expected_total(0, 1, float("inf"), float("inf"), 50) == 50
-    assert expected_total(0, 1, float("nan"), float("nan"), 50) == 1
-
-
-@given(
-    st.integers(0, 5000),
-    st.floats(allow_nan=True, allow_infinity=True),
-    st.floats(allow_nan=True, allow_infinity=True),
-    st.integers(1, 5000),
-)
-def test_an_expected_total_is_always_more_than_now_and_within_the_bound(
-    generated: int, p50: float, p90: float, more: int
-) -> None:
-    assert generated < expected_total(generated, 1, p50, p90, generated + more) <= generated + more

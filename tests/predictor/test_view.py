@@ -9,8 +9,10 @@ from pipeline.messages import (
     Probe,
     RequestState,
     StateUpdate,
+    StepSample,
     StepTime,
 )
+from predictor.step_time import StepLoad, step_ms
 from predictor.view import (
     PROBED_EXPIRES_S,
     QUEUED_EXPIRES_S,
@@ -57,9 +59,10 @@ def update(sequence: int = 1, boot: str = "b1", instance: str = "a", **more: obj
             sequence=sequence,
             sent_at_ms=0,
             limits=LIMITS,
-            step_time=STEP,
+            step_time=more.get("step_time", STEP),  # type: ignore[arg-type]
             requests=requests,  # type: ignore[arg-type]  # the test's own keywords
             finished=finished,  # type: ignore[arg-type]
+            steps=more.get("steps", []),  # type: ignore[arg-type]
         )
     )
 
@@ -170,3 +173,36 @@ def test_wrong_queued_headers_are_dropped_with_a_reason(view: InstanceView) -> N
     assert view.queued({}) == "undecodable"
     assert view.queued({**queued("c.1"), "Astrolabe-Estimate": "1,2"}) == "undecodable"
     assert view.queued({**queued("c.1"), "Astrolabe-Prompt-Tokens": "many"}) == "undecodable"
+
+
+def test_the_engines_speed_is_learnt_from_its_steps(view: InstanceView) -> None:
+    # Every step takes 30 ms where the profile says about 2.1.
+    for number in range(1, 60):
+        steps = [StepSample(8, 0.0, 100 * n, 8, 30.0) for n in range(8)]
+        assert view.state(update(number, steps=steps)) is None
+    learnt = step_ms(view.view().step_time, StepLoad(8, 0.0, 400, 8))
+    assert learnt == pytest.approx(30.0, rel=0.05)
+    # It outlives a new boot of the same engine.
+    view.state(update(1, boot="b2"))
+    assert step_ms(view.view().step_time, StepLoad(8, 0.0, 400, 8)) == pytest.approx(learnt)
+
+
+def test_impossible_steps_teach_nothing(view: InstanceView) -> None:
+    view.state(update(1))
+    before = view.view().step_time
+    odd = [
+        StepSample(8, 0.0, 10, 8, 0.0),
+        StepSample(8, 0.0, 10, 8, -5.0),
+        StepSample(8, 0.0, 10, 8, float("nan")),
+        StepSample(8, 0.0, 10, 8, float("inf")),
+        StepSample(0, 0.0, 10, 8, 5.0),
+        StepSample(8, float("nan"), 10, 8, 5.0),
+        StepSample(8, 0.0, -10, 8, 5.0),
+    ]
+    assert view.state(update(2, steps=odd)) is None
+    assert view.view().step_time == before
+
+
+def test_a_profile_of_no_engine_is_dropped(view: InstanceView) -> None:
+    broken = msgspec.structs.replace(STEP, base_ms=float("nan"))
+    assert view.state(update(1, step_time=broken)) == "unphysical"

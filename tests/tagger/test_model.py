@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -108,6 +110,19 @@ def test_a_missing_file_is_named(copy: Path, name: str) -> None:
     (copy / name).unlink()
     with pytest.raises(UsageError, match=f"{name} is missing"):
         LengthModel.load(copy)
+
+
+def test_a_missing_runtime_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UsageError, match=r"astrolabe\[onnx\]"):
+        LengthModel.load()
+
+
+def test_serving_needs_no_training_package() -> None:
+    code = "import sys, tagger.model, tagger.commands; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"torch", "transformers", "onnx", "onnxruntime", "scipy", "sklearn"}
+    assert not heavy & set(done.stdout.split())
 
 
 def test_a_swapped_file_is_refused(copy: Path) -> None:
