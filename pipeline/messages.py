@@ -150,6 +150,8 @@ class Probe(Wire, frozen=True, kw_only=True):
     max_tokens: Count | None = None
     estimate: LengthEstimate
     priority: int = 0
+    deadline_ms: float | None = None
+    """From now; for scores that look at it."""
 
 
 class Prediction(Wire, frozen=True, kw_only=True):
@@ -171,6 +173,9 @@ class Prediction(Wire, frozen=True, kw_only=True):
     steps: int = 0
     extrapolated: bool = False
     """The simulation was cut short; the times go on from its mean step."""
+    from_queue: bool = False
+    """The predictor's own record was worse than a plain queue-length estimate: these times are
+    that estimate's."""
 
 
 class Candidate(Wire, frozen=True, kw_only=True):
@@ -374,6 +379,8 @@ class StateUpdate(Struct, frozen=True, kw_only=True):
 
     instance: str
     boot: str
+    model: str = ""
+    engine: str = ""
     sequence: int
     sent_at_ms: float
     limits: EngineLimits

@@ -10,7 +10,7 @@ from pipeline.bus import Bus
 from pipeline.codec import decode, encode
 from pipeline.errors import BadRequest, BusError, RequestTimeout
 from pipeline.fleet import Fleet
-from pipeline.messages import Candidate, Prediction, Probe, TaggedRequest
+from pipeline.messages import Candidate, Prediction, Probe, TaggedRequest, wall_ms
 from pipeline.metrics import PROBES
 from pipeline.policies import Target
 
@@ -36,6 +36,7 @@ async def ask(
             max_tokens=tagged.max_tokens,
             estimate=tagged.estimate,
             priority=tagged.priority,
+            deadline_ms=tagged.deadline_at_ms - wall_ms(),
         )
     )
     candidates = await asyncio.gather(

@@ -56,6 +56,8 @@ class InstanceView:
 
     instance: str
     clock: Callable[[], float] = time.monotonic
+    start_fit: Callable[[StateUpdate], OnlineFit] = field(default=lambda u: fresh_fit(u))
+    """Where learning begins: at the profile, or at what was stored."""
     _update: StateUpdate | None = None
     _version: int = 0
     _fit: OnlineFit | None = None
@@ -101,10 +103,19 @@ class InstanceView:
         """What the steps say of the engine's speed; it outlives a boot, not a change of profile."""
         if self._fit is None or self._fit_start != update.step_time:
             self._fit_start = update.step_time
-            self._fit = OnlineFit(update.step_time, tokens_max=update.limits.max_num_batched_tokens)
+            self._fit = self.start_fit(update)
         for step in update.steps:
             load = StepLoad(step.tokens, step.prefill_work, step.context_tokens, step.sequences)
             self._fit.observe(load, step.duration_ms)
+
+    def finished(self) -> list[str]:
+        """Keys that the last update said had ended lately; they come in several updates."""
+        return [] if self._update is None else self._update.finished
+
+    @property
+    def fit(self) -> OnlineFit | None:
+        """What was learnt of the engine; None before the first update."""
+        return self._fit
 
     @property
     def step_time(self) -> StepTime | None:
@@ -175,6 +186,11 @@ class InstanceView:
             for key in [key for key, expected in layer.items() if expected.until <= now]:
                 del layer[key]
                 self._version += 1
+
+
+def fresh_fit(update: StateUpdate) -> OnlineFit:
+    """Learning from the profile that the worker named."""
+    return OnlineFit(update.step_time, tokens_max=update.limits.max_num_batched_tokens)
 
 
 def _waiting(

@@ -203,6 +203,8 @@ class Worker:
         update = StateUpdate(
             instance=self._settings.instance,
             boot=self.boot,
+            model=self._ready.model,
+            engine=self._engine.name,
             sequence=self._state_sequence,
             sent_at_ms=wall_ms(),
             limits=self._ready.limits,

@@ -1,6 +1,7 @@
 """`astrolabe tagger | dispatcher | worker | predictor`: one component against any NATS server."""
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -110,6 +111,14 @@ def dispatcher(
 
 def predictor(
     instance: Annotated[str, typer.Option(help="Name of the instance it stands beside.")],
+    score: Annotated[
+        str,
+        typer.Option(help="Cost of a forecast: e2e, ttft, preemption_averse, marginal, slo."),
+    ] = "e2e",
+    fit_folder: Annotated[
+        Path | None,
+        typer.Option(help="Keep learnt step times here. Default: learn anew at every start."),
+    ] = None,
     url: Url = DEFAULT_URL,
     prefix: Prefix = DEFAULT_PREFIX,
     credentials: Credentials = None,
@@ -118,12 +127,15 @@ def predictor(
     metrics_port: MetricsPort = 0,
 ) -> None:
     """Predict what a request would experience on one instance. One beside each worker."""
-    from predictor.service import Predictor
+    from predictor.scores import check_score
+    from predictor.service import Predictor, PredictorSettings
 
     checked_name(instance, "--instance")
+    check_score(score)
+    settings = PredictorSettings(instance=instance, score=score, fit_folder=fit_folder)
 
     async def serve(bus: Bus, stop: Stop) -> None:
-        await Predictor(bus, instance).serve(stop)
+        await Predictor(bus, settings).serve(stop)
 
     bus = bus_settings(url, prefix, credentials)
     _run("predictor", bus, serve, log_level, log_format, metrics_port)
@@ -141,6 +153,12 @@ def worker(
             "noise, time_scale, seed, queue_max.",
         ),
     ] = None,
+    with_predictor: Annotated[
+        bool,
+        typer.Option(
+            "--with-predictor", help="Run the instance's predictor in this process as well."
+        ),
+    ] = False,
     grace_s: Annotated[
         float,
         typer.Option(
@@ -155,6 +173,7 @@ def worker(
     metrics_port: MetricsPort = 0,
 ) -> None:
     """Drain one instance's inbox into its engine and stream the answers back."""
+    from predictor.service import Predictor, PredictorSettings
     from workers.engines import make_engine
     from workers.worker import WorkerSettings, serve_worker
 
@@ -168,7 +187,11 @@ def worker(
         tokens_bus = await Bus.connect(bus_config, name=f"{instance}-tokens")
         lost = asyncio.create_task(_stop_when_closed(tokens_bus, stop))
         try:
-            await serve_worker(bus, tokens_bus, made, settings, stop)
+            async with asyncio.TaskGroup() as tasks:
+                if with_predictor:
+                    tasks.create_task(Predictor(bus, PredictorSettings(instance)).serve(stop))
+                await serve_worker(bus, tokens_bus, made, settings, stop)
+                stop.set()
         finally:
             lost.cancel()
             await tokens_bus.close()

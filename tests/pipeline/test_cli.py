@@ -61,6 +61,7 @@ WRONG = [
     (["worker", "--instance", "a.b"], "--instance"),
     (["worker", "--instance", "a", "--grace-s", "-1"], "--grace-s"),
     (["predictor", "--instance", "*"], "--instance"),
+    (["predictor", "--instance", "a", "--score", "luck"], "--score luck"),
     (["dispatcher", "--probe-timeout-ms", "0"], "--probe-timeout-ms"),
     (["dispatcher", "--log-level", "loud"], "--log-level"),
     (["tagger", "--budget-ms", "soon"], "--budget-ms"),

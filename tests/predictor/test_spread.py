@@ -14,7 +14,7 @@ from pipeline.messages import LengthEstimate, Prediction, Probe, StateUpdate
 from pipeline.policies import Target
 from pipeline.policies.power_of_two import PowerOfTwo
 from pipeline.subjects import Header
-from predictor.service import predict, prepare
+from predictor.service import Oracle
 from predictor.step_time import DEFAULT_PROFILE, LIMITS, PROFILES
 from predictor.view import InstanceView
 
@@ -43,6 +43,7 @@ class World:
         self.rng = random.Random(seed)
         self.ledger = ledger
         self.views = {f"i{n}": InstanceView(f"i{n}", self.clock) for n in range(INSTANCES)}
+        self.oracles = {name: Oracle() for name in self.views}
         self.echoes: list[tuple[float, str, dict[str, str]]] = []
         for name, view in self.views.items():
             view.apply(
@@ -86,8 +87,7 @@ class World:
 
     def _ask(self, name: str, probe: Probe) -> Prediction:
         view = self.views[name]
-        seen = view.view()
-        answer = predict(seen, prepare(seen), probe)
+        answer = self.oracles[name].predict(view.view(), probe)
         if self.ledger:
             view.probed(probe)
         return answer
