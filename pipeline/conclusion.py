@@ -7,10 +7,11 @@ in between repeats the step and finds the stored result.
 """
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import structlog
 
-from pipeline.bus import Bus, Delivery
+from pipeline.bus import Bus
 from pipeline.codec import decode, encode
 from pipeline.errors import RequestError, SequenceConflict
 from pipeline.messages import (
@@ -21,6 +22,7 @@ from pipeline.messages import (
     Trace,
     wall_ms,
 )
+from pipeline.metrics import BURIED
 from pipeline.subjects import Header
 
 log = structlog.get_logger()
@@ -112,20 +114,34 @@ def refused_result(client: str, request: str, model: str, error: RequestError) -
     )
 
 
-async def bury(bus: Bus, stage: str, delivery: Delivery, reason: str) -> None:
+class Stored(Protocol):
+    """A message of a stream, delivered or read."""
+
+    @property
+    def subject(self) -> str: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def data(self) -> bytes: ...
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+
+async def bury(bus: Bus, stage: str, message: Stored, reason: str) -> None:
     """Copy a message that can never work to `dead.<stage>`, with the reason; once per message."""
     headers = {
-        **_plain(delivery.headers),
+        **_plain(message.headers),
         Header.REASON: " ".join(reason.split())[:512],
-        Header.ORIGINAL_SUBJECT: delivery.subject,
+        Header.ORIGINAL_SUBJECT: message.subject,
     }
     await bus.jetstream.store(
         bus.subjects.dead(stage),
-        delivery.data,
-        message_id=f"{stage}.{delivery.sequence}",
+        message.data,
+        message_id=f"{stage}.{message.sequence}",
         headers=headers,
     )
-    log.warning("message_buried", stage=stage, subject=delivery.subject, reason=reason)
+    BURIED.labels(stage).inc()
+    log.warning("message_buried", stage=stage, subject=message.subject, reason=reason)
 
 
 def _plain(headers: Mapping[str, str]) -> dict[str, str]:

@@ -36,7 +36,7 @@ from pipeline.messages import (
     TaggedRequest,
     wall_ms,
 )
-from pipeline.metrics import BURIED, DISPATCH_RETRIES, DISPATCHED, FALLBACKS, REFUSED
+from pipeline.metrics import DISPATCH_RETRIES, DISPATCHED, FALLBACKS, REFUSED
 from pipeline.periodic import every
 from pipeline.policies import Choice, Target, make_policy
 from pipeline.probing import ask, not_probed
@@ -154,7 +154,6 @@ class Dispatcher:
         try:
             tagged = decode(delivery.data, TaggedRequest)
         except BadRequest as error:
-            BURIED.labels("dispatcher").inc()
             await bury(self._bus, "dispatcher", delivery, error.message)
             await delivery.term()
             return
@@ -266,8 +265,3 @@ class Dispatcher:
                 Header.ESTIMATE: f"{estimate.p10:g},{estimate.p50:g},{estimate.p90:g}",
             },
         )
-
-
-async def serve_dispatcher(bus: Bus, settings: DispatcherSettings, stop: asyncio.Event) -> None:
-    """Run one dispatcher until `stop`."""
-    await Dispatcher(bus, settings).serve(stop)

@@ -12,12 +12,13 @@ import structlog
 
 from pipeline.bus import Bus, Lease, StoredMessage
 from pipeline.codec import decode, encode
+from pipeline.conclusion import bury
 from pipeline.errors import BadRequest, SequenceConflict
 from pipeline.fleet import Fleet
 from pipeline.messages import DispatchedRequest, Instance, wall_ms
-from pipeline.metrics import BURIED, RESCUED
+from pipeline.metrics import RESCUED
 from pipeline.requeue import CRASHES_MAX, requeue
-from pipeline.subjects import Header, last_tokens
+from pipeline.subjects import last_tokens
 
 log = structlog.get_logger()
 
@@ -80,23 +81,14 @@ class Rescue:
         try:
             lost = decode(message.data, DispatchedRequest)
         except BadRequest as error:
-            await self._bury(message, error.message)
+            await bury(self._bus, "inbox", message, error.message)
             await self._bus.jetstream.delete(stream, message.sequence)
             return
         if await requeue(self._bus, lost, crashed=crashed):
             RESCUED.inc()
         else:
-            await self._bury(message, f"lost with {CRASHES_MAX} workers")
+            await bury(self._bus, "inbox", message, f"lost with {CRASHES_MAX} workers")
         await self._bus.jetstream.delete(stream, message.sequence)
-
-    async def _bury(self, message: StoredMessage, reason: str) -> None:
-        BURIED.labels("inbox").inc()
-        await self._bus.jetstream.store(
-            self._bus.subjects.dead("inbox"),
-            message.data,
-            message_id=f"inbox.{message.sequence}",
-            headers={Header.REASON: reason[:512], Header.ORIGINAL_SUBJECT: message.subject},
-        )
 
 
 def _instance(value: bytes | None) -> Instance | None:

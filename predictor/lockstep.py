@@ -4,6 +4,7 @@ It knows no rules: a rule set (predictor/rules) is a subclass that says who join
 has to leave.
 """
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from pipeline.messages import EngineLimits
@@ -15,7 +16,7 @@ _NONE: list[int] = []
 _new = tuple.__new__  # a third of what Span(...) costs, and a span is made at every event
 
 
-class Lockstep(Batch):
+class Lockstep(Batch, ABC):
     """One engine on its way; subclasses are the rule sets."""
 
     __slots__ = ()
@@ -28,13 +29,13 @@ class Lockstep(Batch):
     """Free blocks beyond what a step takes with which nobody is preempted for sure."""
 
     @classmethod
+    @abstractmethod
     def in_order(cls, limits: EngineLimits, queues: Queues) -> bool:
         """Whether the running list is as by the rules; if not, the plain scheduler has to go on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def advance(self) -> None:
         """On to the next event and past it, by the rules. Somebody must be there."""
-        raise NotImplementedError
 
     def decode(self, k: int, need: int) -> None:
         """k steps that only decode and take `need` blocks; nobody leaves before the last."""

@@ -37,7 +37,7 @@ from pipeline.messages import (
     prompt_text,
     wall_ms,
 )
-from pipeline.metrics import BURIED, REFUSED, RESULTS
+from pipeline.metrics import REFUSED, RESULTS
 from pipeline.requeue import requeue
 from workers.engine import Engine, EngineRequest
 from workers.lease import Hold
@@ -95,7 +95,6 @@ class Runner:
             dispatched = decode(delivery.data, DispatchedRequest)
             request = decode(bytes(dispatched.request), Request)
         except BadRequest as error:
-            BURIED.labels("worker").inc()
             await bury(self._bus, "worker", delivery, error.message)
             await delivery.term()
             return

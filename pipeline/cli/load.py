@@ -196,16 +196,23 @@ async def _with_progress(
         TextColumn("{task.fields[sent]} sent"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("answered, {task.fields[failed]} failed"),
+        TextColumn("answered, {task.fields[failed]} failed, TTFT p50 {task.fields[ttft]}"),
         TimeElapsedColumn(),
     )
     if not console.is_terminal:
         return await drive(client, requests, offsets, on_change=_line_printer(console), stop=stop)
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=len(requests), sent=0, failed=0)
+        task = progress.add_task("", total=len(requests), sent=0, failed=0, ttft="-")
 
         def show(tally: Tally) -> None:
-            progress.update(task, completed=tally.finished, sent=tally.sent, failed=tally.failed)
+            ttft = "-" if tally.ttft_p50_ms is None else f"{tally.ttft_p50_ms:.0f} ms"
+            progress.update(
+                task,
+                completed=tally.finished,
+                sent=tally.sent,
+                failed=tally.failed,
+                ttft=ttft,
+            )
 
         return await drive(client, requests, offsets, on_change=show, stop=stop)
 
