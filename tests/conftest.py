@@ -1,16 +1,25 @@
 """Every test that asks for the bus gets a NATS server of its own: it starts in some 30 ms, and
 what a test does to it (kill, pause, fill) concerns nobody else."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from pipeline.bus import Bus, BusSettings
 from pipeline.bus.topology import ensure_topology
 from pipeline.nats_server import NatsServer
 
 Connect = Callable[..., Awaitable[Bus]]
+
+
+@pytest.fixture(autouse=True)
+def own_logs() -> Iterator[None]:
+    """A test that configures logging, as every command does, does it for itself alone."""
+    yield
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
 
 
 @pytest.fixture
