@@ -5,6 +5,7 @@ the heartbeats, and a request stays in TAGGED until an inbox has it. Run as many
 """
 
 import asyncio
+import contextlib
 import random
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import structlog
 
 from pipeline.bus import Bus, Delivery, Message, WorkQueue
 from pipeline.bus.lease import all_leases
-from pipeline.bus.service import serve
+from pipeline.bus.service import Service, serve
 from pipeline.bus.topology import dispatcher_consumer
 from pipeline.cancels import Cancels
 from pipeline.codec import decode, encode
@@ -78,12 +79,6 @@ class Dispatcher:
     async def serve(self, stop: asyncio.Event) -> None:
         """Listen to the fleet, drain TAGGED, rescue, stand in; until `stop`."""
         await self._listen()
-        service = await serve(
-            self._bus,
-            "dispatcher",
-            "Puts tagged requests into the inbox of the better instance.",
-            metadata={"policy": self._policy.name},
-        )
         queue = WorkQueue(
             self._bus,
             dispatcher_consumer(self._bus.subjects),
@@ -92,25 +87,35 @@ class Dispatcher:
         )
         intake = Intake(self._bus, self._median, self._cancels, stage="dispatcher")
         rescue = Rescue(self._bus, self._fleet)
-        log.info("dispatcher_ready", policy=self._policy.name)
         async with asyncio.TaskGroup() as tasks:
             chores = [
                 tasks.create_task(every(REGISTRY_EVERY_S, self._read_registry)),
                 tasks.create_task(every(SWEEP_EVERY_S, rescue.sweep)),
                 tasks.create_task(TaggerStandIn(self._bus, intake).watch()),
             ]
-            tasks.create_task(self._drain(queue))
+            # One round of heartbeats before the first decision: who has heard of one instance
+            # only would send everything there.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LISTEN_FIRST_S):
+                    await stop.wait()
+            tasks.create_task(queue.run())
+            service = await self._register()
             await stop.wait()
             for chore in chores:
                 chore.cancel()
             await queue.stop(STOP_GRACE_S)
         await service.stop()
 
-    async def _drain(self, queue: WorkQueue) -> None:
-        """Listen for one round of heartbeats first: who has heard of one instance only would send
-        everything there."""
-        await asyncio.sleep(LISTEN_FIRST_S)
-        await queue.run()
+    async def _register(self) -> Service:
+        """From here on we count as ready."""
+        service = await serve(
+            self._bus,
+            "dispatcher",
+            "Puts tagged requests into the inbox of the better instance.",
+            metadata={"policy": self._policy.name},
+        )
+        log.info("dispatcher_ready", policy=self._policy.name)
+        return service
 
     async def _listen(self) -> None:
         subjects = self._bus.subjects

@@ -226,6 +226,12 @@ async def test_a_cancel_reaches_the_engine(client: Client) -> None:
     assert seen[-1].error.code == "cancelled"
 
 
+async def _two_pull_each(bus: Bus) -> bool:
+    status = await read_status(bus)
+    pulls = {c.consumer: c.waiting_pulls for c in status.consumers}
+    return pulls.get("tagger") == pulls.get("dispatcher") == 2
+
+
 async def test_two_taggers_and_two_dispatchers_share_without_configuration() -> None:
     settings = StackSettings(
         instances=2, taggers=2, dispatchers=2, seed=1, worker_args=FAST, worker_grace_s=2
@@ -235,9 +241,7 @@ async def test_two_taggers_and_two_dispatchers_share_without_configuration() -> 
         await Client.connect(stack.bus_settings) as client,
     ):
         bus = await Bus.connect(stack.bus_settings, name="test")
-        status = await read_status(bus)
-        pulls = {c.consumer: c.waiting_pulls for c in status.consumers}
-        assert pulls["tagger"] == pulls["dispatcher"] == 2
+        await eventually(lambda: _two_pull_each(bus), what="two pulls of each stage")
         requests = [Request(id=f"r{n}", prompt="hello", max_tokens=30) for n in range(80)]
         load = asyncio.create_task(drive(client, requests, arrival_offsets_s(80, 20.0, 1)))
         await asyncio.sleep(1.5)

@@ -14,6 +14,8 @@ from pipeline.bus.connection import Message
 if TYPE_CHECKING:
     from pipeline.bus.connection import Bus
 
+__all__ = ["Answer", "Service", "ServiceError", "serve"]
+
 log = structlog.get_logger()
 
 Answer = Callable[[Message], Awaitable[bytes]]
