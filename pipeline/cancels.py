@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import structlog
 
-from pipeline.bus import Bus
+from pipeline.bus import Bus, Subscription
 from pipeline.bus.jetstream import READ_BATCH_MAX
 from pipeline.codec import decode
 from pipeline.errors import BadRequest
@@ -27,13 +27,16 @@ class Cancels:
     def __init__(self, notify: Callable[[str], None] | None = None) -> None:
         self._keys: OrderedDict[str, None] = OrderedDict()
         self._notify = notify
+        self._subscription: Subscription | None = None
 
     def __contains__(self, key: str) -> bool:
         return key in self._keys
 
     async def start(self, bus: Bus) -> None:
         """Listen, then read what the stream still holds: nothing falls between the two."""
-        await bus.subscribe(bus.subjects.all_cancels, lambda m: self._take(m.subject, m.data))
+        self._subscription = await bus.subscribe(
+            bus.subjects.all_cancels, lambda m: self._take(m.subject, m.data)
+        )
         start = 1
         while True:
             stored = await bus.jetstream.read(
@@ -44,6 +47,11 @@ class Cancels:
             if len(stored) < READ_BATCH_MAX:
                 return
             start = stored[-1].sequence + 1
+
+    async def close(self) -> None:
+        """Stop listening, where the connection outlives this."""
+        if self._subscription is not None:
+            await self._subscription.close()
 
     def _take(self, subject: str, data: bytes) -> None:
         client, request = last_tokens(subject, 2)

@@ -137,6 +137,10 @@ class Worker:
             await self._bus.jetstream.delete_consumer(consumer.stream, consumer.name)
         return why == "lost"
 
+    async def close(self) -> None:
+        """This boot is over; the connection serves the next one."""
+        await self._cancels.close()
+
     async def _wait_for_end(self, stop: asyncio.Event) -> str:
         """Which comes first: the order to stop, the loss of the lease, the engine's failure."""
         waits = {
@@ -253,6 +257,8 @@ async def serve_worker(
                 again = not stop.is_set()
                 log.warning("boot_failed", errors=[str(error) for error in errors.exceptions])
                 await asyncio.sleep(REBOOT_WAIT_S)
+            finally:
+                await worker.close()
             if again:
                 log.warning("worker_reboots", instance=settings.instance)
     finally:
