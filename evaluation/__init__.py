@@ -1,0 +1,1 @@
+"""The simulated world: what arrives in it, how it runs, what is measured there."""
