@@ -105,32 +105,36 @@ SCORES: dict[str, Score] = {
     "marginal": marginal,
     "slo": slo,
 }
-NEEDS_THE_WHOLE_HORIZON = frozenset({"preemption_averse", "marginal"})
-"""For these a forecast that ends with the newcomer is not enough."""
+_PARAMETERS = {"preemption_averse": "weight_ms", "marginal": "others_weight"}
+_WHOLE_HORIZON = frozenset({"preemption_averse", "marginal"})
 
 
 def check_score(name: str) -> None:
     """Raises UsageError, listing the names, where there is no such score."""
-    if name not in SCORES:
+    make_score(name)
+
+
+def make_score(name: str) -> Score:
+    """The score called `name`; `preemption_averse:500` and `marginal:0.5` set its weight.
+
+    Raises UsageError.
+    """
+    bare, colon, given = name.partition(":")
+    if bare not in SCORES:
         raise UsageError(f"--score {name}: choose from {', '.join(SCORES)}")
+    if not colon:
+        return SCORES[bare]
+    if bare not in _PARAMETERS:
+        raise UsageError(f"--score {name}: {bare} has no parameter")
+    try:
+        value = float(given)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < inf:
+        raise UsageError(f"--score {name}: the weight must be finite and not negative")
+    return partial(SCORES[bare], **{_PARAMETERS[bare]: value})
 
 
-def make_score(
-    name: str,
-    *,
-    preemption_weight_ms: float = PREEMPTION_WEIGHT_MS,
-    others_weight: float = OTHERS_WEIGHT,
-) -> Score:
-    """The score called `name`, with its parameter set. Raises UsageError."""
-    check_score(name)
-    for option, value in (
-        ("preemption_weight_ms", preemption_weight_ms),
-        ("others_weight", others_weight),
-    ):
-        if not 0 <= value < inf:
-            raise UsageError(f"{option} {value}: must be finite and not negative")
-    if name == "preemption_averse":
-        return partial(preemption_averse, weight_ms=preemption_weight_ms)
-    if name == "marginal":
-        return partial(marginal, others_weight=others_weight)
-    return SCORES[name]
+def needs_the_whole_horizon(name: str) -> bool:
+    """Whether a forecast that ends with the newcomer is not enough."""
+    return name.partition(":")[0] in _WHOLE_HORIZON

@@ -26,10 +26,10 @@ from predictor.fit_store import FitStore
 from predictor.forecast import Forecast, Horizon, marginal_delay_ms
 from predictor.scores import (
     DEFAULT_SCORE,
-    NEEDS_THE_WHOLE_HORIZON,
     SPREAD_DEFAULT,
     Outlook,
     make_score,
+    needs_the_whole_horizon,
 )
 from predictor.trust import Trust
 from predictor.view import InstanceView, NoStateError, View, fresh_fit
@@ -164,7 +164,7 @@ class Oracle:
 
     def __init__(self, score: str = DEFAULT_SCORE) -> None:
         self._score = make_score(score)
-        self._horizon: Horizon = "all" if score in NEEDS_THE_WHOLE_HORIZON else "newcomer"
+        self._horizon: Horizon = "all" if needs_the_whole_horizon(score) else "newcomer"
         self._prepared: tuple[View, Prepared] | None = None
 
     def predict(self, view: View, probe: Probe, spread: float | None = None) -> Prediction:

@@ -19,7 +19,7 @@ from pipeline.cancels import Cancels
 from pipeline.codec import decode
 from pipeline.conclusion import find_result
 from pipeline.errors import BusError
-from pipeline.messages import DispatchedRequest, Instance, StateUpdate, wall_ms
+from pipeline.messages import DispatchedRequest, EngineLimits, Instance, StateUpdate, wall_ms
 from pipeline.periodic import every
 from pipeline.process import Stop
 from pipeline.requeue import requeue
@@ -41,6 +41,12 @@ STATE_IDLE_S = 1.0
 INBOX_DEPTH_EVERY_S = 1.0
 GRACE_S = 30.0
 REBOOT_WAIT_S = 1.0
+
+
+def in_hand_max(limits: EngineLimits) -> int:
+    """Most requests that a worker takes out of its inbox at once."""
+    cap = limits.max_num_seqs
+    return cap + max(2, round(cap * LOOK_AHEAD_SHARE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +115,11 @@ class Worker:
         consumer = inbox_consumer(self._bus.subjects, self._settings.instance, self.boot)
         await consumer.ensure(self._bus)  # before anybody can be sent here
         await self._hold.take()
-        cap = self._ready.limits.max_num_seqs
         queue = WorkQueue(
             self._bus,
             consumer,
             self._runner.handle,
-            in_hand_max=cap + max(2, round(cap * LOOK_AHEAD_SHARE)),
+            in_hand_max=in_hand_max(self._ready.limits),
         )
         log.info("worker_ready", instance=self._settings.instance, boot=self.boot)
         async with asyncio.TaskGroup() as tasks:

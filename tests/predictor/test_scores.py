@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from pipeline.errors import UsageError
 from predictor.scores import (
     DEFAULT_SCORE,
-    NEEDS_THE_WHOLE_HORIZON,
     SCORES,
     Outlook,
     make_score,
     miss_chance,
+    needs_the_whole_horizon,
 )
 
 OUTLOOK = Outlook(
@@ -31,24 +31,29 @@ def test_by_hand(name: str, cost: float) -> None:
 
 
 def test_parameters() -> None:
-    assert make_score("preemption_averse", preemption_weight_ms=10)(OUTLOOK) == 5_030
-    assert make_score("marginal", others_weight=2)(OUTLOOK) == 6_400
-    assert make_score("marginal", others_weight=0)(OUTLOOK) == make_score("e2e")(OUTLOOK)
+    assert make_score("preemption_averse:10")(OUTLOOK) == 5_030
+    assert make_score("marginal:2")(OUTLOOK) == 6_400
+    assert make_score("marginal:0")(OUTLOOK) == make_score("e2e")(OUTLOOK)
 
 
 def test_a_wrong_name_lists_the_right_ones() -> None:
     with pytest.raises(UsageError, match="e2e, ttft, preemption_averse, marginal, slo"):
         make_score("fastest")
     assert DEFAULT_SCORE in SCORES
-    assert SCORES.keys() >= NEEDS_THE_WHOLE_HORIZON
+    assert [name for name in SCORES if needs_the_whole_horizon(name)] == [
+        "preemption_averse",
+        "marginal",
+    ]
+    assert needs_the_whole_horizon("marginal:0.5")
 
 
-@pytest.mark.parametrize("value", [-1.0, inf, nan])
-def test_parameters_are_checked(value: float) -> None:
-    with pytest.raises(UsageError, match="preemption_weight_ms"):
-        make_score("preemption_averse", preemption_weight_ms=value)
-    with pytest.raises(UsageError, match="others_weight"):
-        make_score("marginal", others_weight=value)
+@pytest.mark.parametrize(
+    "name",
+    ["preemption_averse:-1", "marginal:inf", "marginal:nan", "marginal:", "marginal:x", "e2e:1"],
+)
+def test_parameters_are_checked(name: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        make_score(name)
 
 
 def test_slo_prefers_the_better_chance_to_the_sooner_end() -> None:
