@@ -40,7 +40,7 @@ from pipeline.messages import (
 from pipeline.metrics import DISPATCH_RETRIES, DISPATCHED, FALLBACKS, REFUSED
 from pipeline.periodic import every
 from pipeline.policies import Choice, Target, make_policy
-from pipeline.probing import ask, not_probed
+from pipeline.probing import NOBODY_ASKED, ask, probe_for, recorded
 from pipeline.rescue import SWEEP_EVERY_S, Rescue
 from pipeline.standin import TaggerStandIn
 from pipeline.subjects import Header, last_tokens
@@ -197,26 +197,20 @@ class Dispatcher:
     async def _decide(
         self, tagged: TaggedRequest, targets: list[Target]
     ) -> tuple[Choice, Decision]:
-        shortlist = self._policy.shortlist(targets)
-        if self._policy.needs_probe:
-            answers = await ask(
-                self._bus,
-                self._fleet,
-                tagged,
-                shortlist,
-                self._settings.probe_timeout_ms / 1000,
-            )
-            choice = self._policy.choose(shortlist, answers.predictions)
-            candidates = list(answers.candidates)
-        else:
-            choice = self._policy.choose(shortlist, {})
-            candidates = not_probed(shortlist)
+        policy = self._policy
+        shortlist = policy.shortlist(targets)
+        probe = probe_for(tagged, policy.needs)
+        answers = NOBODY_ASKED
+        if policy.needs != "nothing":
+            timeout_s = self._settings.probe_timeout_ms / 1000
+            answers = await ask(self._bus, self._fleet, probe, shortlist, timeout_s)
+        choice = policy.choose(shortlist, answers.predictions, probe)
         if choice.fallback:
             FALLBACKS.labels("no_prediction").inc()
         return choice, Decision(
-            policy=self._policy.name,
+            policy=policy.name,
             reason=choice.reason,
-            candidates=candidates,
+            candidates=recorded(choice.order, answers),
             fallback=choice.fallback,
         )
 

@@ -152,6 +152,23 @@ class Probe(Wire, frozen=True, kw_only=True):
     priority: int = 0
     deadline_ms: float | None = None
     """From now; for scores that look at it."""
+    kind: Literal["simulate", "load"] = "simulate"
+    """What is asked for: a forecast of the request, or only how loaded the instance is."""
+
+
+class Load(Wire, frozen=True, kw_only=True, omit_defaults=False):
+    """How loaded an instance is; predictor/load.py counts it. Requests that are on their way to
+    the instance count as waiting."""
+
+    running: Count
+    waiting: Count
+    kv_blocks_free: Count
+    waiting_prompt_blocks: Count
+    """KV blocks that the prompts of all waiting requests need."""
+    outstanding_tokens: Count
+    """Σ over all requests of max(0, prompt + expected answer - computed)."""
+    prefill_tokens_waiting: Count
+    """Prompt tokens that are not computed yet, of all requests."""
 
 
 class Prediction(Wire, frozen=True, kw_only=True):
@@ -176,14 +193,18 @@ class Prediction(Wire, frozen=True, kw_only=True):
     from_queue: bool = False
     """The predictor's own record was worse than a plain queue-length estimate: these times are
     that estimate's."""
+    load: Load | None = None
+    """The answer to a probe of kind `load`. Nothing was simulated then: times and cost are 0."""
 
 
 class Candidate(Wire, frozen=True, kw_only=True):
     """One instance that the dispatcher considered, and what became of its probe."""
 
     instance: str
-    outcome: Literal["predicted", "timeout", "failed", "not_probed"]
+    outcome: Literal["predicted", "reported", "timeout", "failed", "not_probed"]
+    """`reported`: the policy asked for its load, not for a prediction."""
     prediction: Prediction | None = None
+    load: Load | None = None
     in_flight: int = 0
     """The dispatcher's own count for the instance."""
 

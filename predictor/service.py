@@ -24,6 +24,7 @@ from predictor.fast import Prepared
 from predictor.fit import OnlineFit
 from predictor.fit_store import FitStore
 from predictor.forecast import Forecast, Horizon, marginal_delay_ms
+from predictor.load import load_answer
 from predictor.scores import (
     DEFAULT_SCORE,
     SPREAD_DEFAULT,
@@ -124,9 +125,13 @@ class Predictor:
         except NoStateError as error:
             PREDICTIONS.labels("no_state").inc()
             raise ServiceError(str(error)) from error
-        self._view.probed(probe)
-        prediction = self._judged(view, probe, prediction)
-        PREDICTIONS.labels("from_queue" if prediction.from_queue else "answered").inc()
+        if probe.kind == "load":
+            # Asked of every instance, it goes to one: expecting it here would be wrong mostly.
+            PREDICTIONS.labels("load").inc()
+        else:
+            self._view.probed(probe)
+            prediction = self._judged(view, probe, prediction)
+            PREDICTIONS.labels("from_queue" if prediction.from_queue else "answered").inc()
         PREDICTION_SECONDS.observe(time.perf_counter() - started)
         return encode(prediction)
 
@@ -168,7 +173,10 @@ class Oracle:
         self._prepared: tuple[View, Prepared] | None = None
 
     def predict(self, view: View, probe: Probe, spread: float | None = None) -> Prediction:
-        """Simulate the instance forward with the probe's request at the end of its queue."""
+        """Simulate the instance forward with the probe's request at the end of its queue; or say
+        how loaded it is, where that is all the probe asks for."""
+        if probe.kind == "load":
+            return load_answer(view, probe)
         if self._prepared is None or self._prepared[0].version != view.version:
             self._prepared = (view, Prepared(view.limits, view.step_time, view.requests))
         prepared = self._prepared[1]

@@ -3,31 +3,32 @@
 import random
 from collections.abc import Mapping, Sequence
 
-from pipeline.messages import Prediction
-from pipeline.policies.base import Choice, Target, by_in_flight
+from pipeline.messages import Prediction, Probe
+from pipeline.policies.base import Choice, Needs, Target, by_cost, some_of
 
 
 class PowerOfTwo:
     """The paper's rule, with `choices` as a parameter. The cost is the predictor's score."""
 
-    name = "power_of_two"
-    needs_probe = True
+    needs: Needs = "prediction"
 
     def __init__(self, rng: random.Random, *, choices: int = 2) -> None:
+        self.name = "power_of_two" if choices == 2 else f"power_of_two:{choices}"
         self._rng = rng
         self._choices = choices
 
     def shortlist(self, targets: Sequence[Target]) -> Sequence[Target]:
-        return self._rng.sample(targets, min(self._choices, len(targets)))
+        return some_of(targets, self._choices, self._rng)
 
-    def choose(self, shortlist: Sequence[Target], predictions: Mapping[str, Prediction]) -> Choice:
-        """Predicted ones by cost; the silent ones behind them, by count in flight.
+    def choose(
+        self, shortlist: Sequence[Target], predictions: Mapping[str, Prediction], probe: Probe
+    ) -> Choice:
+        return by_predicted_cost(shortlist, predictions, self._rng)
 
-        With no prediction at all the count alone decides, and the choice says so.
-        """
-        answered = [target for target in shortlist if target.instance in predictions]
-        silent = by_in_flight([t for t in shortlist if t.instance not in predictions], self._rng)
-        if not answered:
-            return Choice(silent, "no prediction: fewest in flight", fallback=True)
-        answered.sort(key=lambda t: (predictions[t.instance].cost, self._rng.random()))
-        return Choice([*answered, *silent], "lowest predicted cost")
+
+def by_predicted_cost(
+    shortlist: Sequence[Target], predictions: Mapping[str, Prediction], rng: random.Random
+) -> Choice:
+    """Lowest predicted cost first; the silent ones last."""
+    costs = {name: prediction.cost for name, prediction in predictions.items()}
+    return by_cost(shortlist, costs, rng, "lowest predicted cost")

@@ -1,25 +1,27 @@
-"""One instance after the other, by name. Each dispatcher has its own turn."""
+"""One instance after the other, in the order in which they are listed. Each dispatcher has its own
+turn."""
 
 import random
 from collections.abc import Mapping, Sequence
 
-from pipeline.messages import Prediction
-from pipeline.policies.base import Choice, Target
+from pipeline.messages import Prediction, Probe
+from pipeline.policies.base import ALTERNATIVES, Choice, Needs, Target
 
 
 class RoundRobin:
     name = "round_robin"
-    needs_probe = False
+    needs: Needs = "nothing"
 
     def __init__(self, rng: random.Random) -> None:
         # Dispatchers that start together would otherwise walk in step.
         self._turn = rng.randrange(2**16)
 
     def shortlist(self, targets: Sequence[Target]) -> Sequence[Target]:
-        return targets
-
-    def choose(self, shortlist: Sequence[Target], predictions: Mapping[str, Prediction]) -> Choice:
-        ordered = sorted(shortlist, key=lambda target: target.instance)
-        first = self._turn % len(ordered)
+        first = self._turn
         self._turn += 1
-        return Choice([*ordered[first:], *ordered[:first]], "next in turn")
+        return [targets[(first + n) % len(targets)] for n in range(min(ALTERNATIVES, len(targets)))]
+
+    def choose(
+        self, shortlist: Sequence[Target], predictions: Mapping[str, Prediction], probe: Probe
+    ) -> Choice:
+        return Choice(shortlist, "next in turn")

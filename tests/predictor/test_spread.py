@@ -102,7 +102,7 @@ class World:
         while decisions and decisions[0][0] <= self.clock.now:
             at, probe, shortlist, answers = decisions.pop(0)
             number = int(probe.key.partition(".")[2])
-            winner = policies[number % 2].choose(shortlist, answers).order[0].instance
+            winner = policies[number % 2].choose(shortlist, answers, probe).order[0].instance
             counts[winner] += 1
             headers = {
                 Header.REQUEST: probe.key,
