@@ -15,13 +15,14 @@ from pipeline.cli.options import (
     LogFormat,
     LogLevel,
     MetricsPort,
+    Policy,
     Prefix,
     Url,
     bus_settings,
     checked_name,
 )
 from pipeline.metrics import serve_metrics
-from pipeline.policies import DEFAULT_POLICY, POLICIES, check_policy
+from pipeline.policies import DEFAULT_POLICY, check_policy
 from pipeline.process import Serve, Stop, configure_logs, run_component
 from pipeline.subjects import DEFAULT_PREFIX
 
@@ -82,9 +83,7 @@ def dispatcher(
     url: Url = DEFAULT_URL,
     prefix: Prefix = DEFAULT_PREFIX,
     credentials: Credentials = None,
-    policy: Annotated[
-        str, typer.Option(help=f"Routing rule: {', '.join(POLICIES)}.")
-    ] = DEFAULT_POLICY,
+    policy: Policy = DEFAULT_POLICY,
     probe_timeout_ms: Annotated[
         float,
         typer.Option(min=1, max=10_000, help="A predictor that is later is a candidate less."),

@@ -19,13 +19,14 @@ from pipeline.bus import BusSettings
 from pipeline.cli.options import (
     DEFAULT_URL,
     Credentials,
+    Policy,
     Prefix,
     Seed,
     Url,
     bus_settings,
     checked_name,
 )
-from pipeline.cli.stack import EngineArg, Instances, Policy, engine_arguments
+from pipeline.cli.stack import EngineArg, Instances, engine_arguments
 from pipeline.client import Client, as_error
 from pipeline.errors import BusError, RequestError, UsageError
 from pipeline.load import Outcome, Tally, arrival_offsets_s, drive

@@ -7,6 +7,7 @@ import typer
 
 from pipeline.bus import BusSettings
 from pipeline.errors import UsageError
+from pipeline.policies import policies_help
 from pipeline.subjects import Subjects, valid_token
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
@@ -50,6 +51,7 @@ Credentials = Annotated[
         rich_help_panel=BUS_PANEL,
     ),
 ]
+Policy = Annotated[str, typer.Option(help=f"Routing rule, one of:\n\n{policies_help()}")]
 Level = Annotated[
     LogLevel,
     typer.Option(envvar="ASTROLABE_LOG_LEVEL", help="Least level.", rich_help_panel=LOG_PANEL),

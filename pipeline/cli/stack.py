@@ -10,9 +10,9 @@ from rich.console import Console
 
 from pipeline.bus import Bus
 from pipeline.cli.components import ENGINES
-from pipeline.cli.options import DEFAULT_URL, Credentials, Prefix, Url, bus_settings
+from pipeline.cli.options import DEFAULT_URL, Credentials, Policy, Prefix, Url, bus_settings
 from pipeline.errors import BusError, UsageError
-from pipeline.policies import DEFAULT_POLICY, POLICIES
+from pipeline.policies import DEFAULT_POLICY, check_policy
 from pipeline.process import configure_logs
 from pipeline.subjects import DEFAULT_PREFIX
 
@@ -26,7 +26,6 @@ EngineArg = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help="A setting of every engine; repeat it."),
 ]
-Policy = Annotated[str, typer.Option(help=f"Routing rule: {', '.join(POLICIES)}.")]
 
 
 def engine_arguments(engine: str, settings: list[str] | None) -> tuple[str, ...]:
@@ -55,7 +54,6 @@ def up(
     ] = None,
 ) -> None:
     """Keep a local stack running: NATS, taggers, dispatchers, instances, each its own process."""
-    from pipeline.policies import check_policy
     from pipeline.stack import LocalStack, StackSettings, run_stack
 
     check_policy(policy)

@@ -59,22 +59,17 @@ def _is_whole(text: str) -> bool:
 
 
 def _polled(given: _Given) -> Policy:
-    seconds, _, rule = (POLLED_DEFAULT if given.parameter is None else given.parameter).partition(
-        ":"
-    )
+    parameter = POLLED_DEFAULT if given.parameter is None else given.parameter
+    seconds, _, rule = parameter.partition(":")
     try:
         every_s = float(seconds)
     except ValueError:
         every_s = -1.0
-    if not POLL_MIN_S <= every_s <= POLL_MAX_S or not rule:
+    if not POLL_MIN_S <= every_s <= POLL_MAX_S or rule.partition(":")[0] != "least_outstanding":
         raise given.refuse(
-            "it is polled:SECONDS:RULE, e.g. polled:5:least_outstanding:2, "
-            f"with {POLL_MIN_S:g} to {POLL_MAX_S:g} seconds"
+            f"it is polled:SECONDS:least_outstanding[:K], with {POLL_MIN_S:g} to {POLL_MAX_S:g} s"
         )
-    made = make_policy(rule, given.rng, clock=given.clock)
-    if made.needs != "nothing" or isinstance(made, Polled):
-        raise given.refuse("the rule behind it must be one that asks nobody")
-    return Polled(made, every_s, given.clock)
+    return Polled(make_policy(rule, given.rng, clock=given.clock), every_s, given.clock)
 
 
 def _by_load(name: str, formula: Formula) -> Callable[[_Given], Policy]:
@@ -120,21 +115,21 @@ POLICIES: dict[str, Offer] = _offers(
         "fewest tokens left to compute, of all or of K at random",
         lambda given: ByLoad("least_tokens", least_tokens, given.rng, of=given.choices()),
     ),
-    Offer("infaas", "most free KV blocks a running request", _by_load("infaas", infaas)),
+    Offer("infaas", "most free KV blocks per running request", _by_load("infaas", infaas)),
     Offer(
         "llumnix",
-        "the same, less the blocks that waiting prompts need",
+        "the same, free blocks less those that waiting prompts need",
         _by_load("llumnix", llumnix),
     ),
     Offer(
         "llumnix_original",
-        "the same a request, waiting ones included",
+        "as llumnix, per request, waiting ones included",
         _by_load("llumnix_original", llumnix_original),
     ),
     Offer("lmetric", "least prefill work times batch size", _by_load("lmetric", lmetric)),
     Offer(
-        "polled[:SECONDS:RULE]",
-        f"RULE on counts that are refreshed every SECONDS ({POLLED_DEFAULT})",
+        "polled[:SECONDS:least_outstanding[:K]]",
+        f"on counts that are refreshed every SECONDS ({POLLED_DEFAULT})",
         _polled,
     ),
 )

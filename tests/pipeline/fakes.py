@@ -12,6 +12,7 @@ from pipeline.messages import (
     EngineLimits,
     Instance,
     LengthEstimate,
+    Load,
     Prediction,
     Probe,
     TaggedRequest,
@@ -39,6 +40,8 @@ class FakeInstance:
     cost: float = 100.0
     answers: bool = True
     in_flight: int = 0
+    load: Load | None = None
+    """Told to whoever asks for it."""
     probes: list[Probe] = field(default_factory=list)
     _beating: asyncio.Task[None] | None = None
 
@@ -75,7 +78,8 @@ class FakeInstance:
             await asyncio.sleep(0.5)
 
     def _on_probe(self, message: Message) -> None:
-        self.probes.append(decode(message.data, Probe))
+        probe = decode(message.data, Probe)
+        self.probes.append(probe)
         if not self.answers:
             return
         prediction = Prediction(
@@ -85,6 +89,7 @@ class FakeInstance:
             e2e_ms=self.cost,
             cost=self.cost,
             state_age_ms=0.0,
+            load=self.load if probe.kind == "load" else None,
         )
         self._reply = asyncio.create_task(self.bus.publish(message.reply, encode(prediction)))
 

@@ -1,8 +1,11 @@
 """The dispatcher on a real bus, with instances that exist on the bus only."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+import msgspec
 import pytest
 
 from pipeline import fleet as fleet_module
@@ -15,12 +18,16 @@ from pipeline.messages import (
     Candidate,
     Decision,
     DispatchedRequest,
+    Load,
     Request,
+    StateUpdate,
     TaggedRequest,
     wall_ms,
 )
 from pipeline.process import Stop
-from tests.pipeline.fakes import FakeInstance, put, tagged
+from predictor.service import Predictor, PredictorSettings
+from predictor.step_time import DEFAULT_PROFILE, PROFILES
+from tests.pipeline.fakes import LIMITS, FakeInstance, put, tagged
 from tests.waiting import eventually
 
 Start = Callable[..., Awaitable[Dispatcher]]
@@ -131,6 +138,109 @@ async def test_a_policy_that_needs_no_probe_sends_none(bus: Bus, start: Start) -
     assert not one.probes
     assert not two.probes
     assert Candidate(instance="a", outcome="not_probed", in_flight=3) in request.decision.candidates
+
+
+def a_load(running: int, free: int) -> Load:
+    return Load(
+        running=running,
+        waiting=0,
+        kv_blocks_free=free,
+        waiting_prompt_blocks=0,
+        outstanding_tokens=100 * running,
+        prefill_tokens_waiting=0,
+    )
+
+
+async def test_a_rule_of_loads_asks_everybody_and_records_what_they_said(
+    bus: Bus, start: Start
+) -> None:
+    fakes = [
+        await FakeInstance(bus, "busy", cost=1, load=a_load(8, 100)).start(),
+        await FakeInstance(bus, "free", cost=9, load=a_load(2, 80)).start(),
+        await FakeInstance(bus, "full", cost=1, load=a_load(8, 0)).start(),
+        await FakeInstance(bus, "mute", cost=1, answers=False).start(),
+    ]
+    await start(policy="infaas", timeout_ms=50)
+    await put(bus, tagged())
+    (request,) = await dispatched(bus)
+    assert request.instance == "free", "-80/2 against -100/8, whatever a simulation would cost"
+    assert [[probe.kind for probe in fake.probes] for fake in fakes] == [["load"]] * 4
+    assert [(c.instance, c.outcome, c.load) for c in request.decision.candidates] == [
+        ("free", "reported", a_load(2, 80)),
+        ("busy", "reported", a_load(8, 100)),
+        ("full", "reported", a_load(8, 0)),
+        ("mute", "timeout", None),
+    ]
+    assert all(candidate.prediction is None for candidate in request.decision.candidates)
+    assert (request.decision.policy, request.decision.fallback) == ("infaas", False)
+
+
+async def test_the_record_of_a_large_fleet_is_its_best(bus: Bus, start: Start) -> None:
+    for number in range(20):
+        await FakeInstance(bus, f"i{number}", cost=float((number - 7) ** 2)).start()
+    await start(policy="fan_out")
+    await put(bus, tagged())
+    (request,) = await dispatched(bus)
+    recorded = [candidate.instance for candidate in request.decision.candidates]
+    assert len(recorded) == 16
+    assert recorded[0] == request.instance == "i7"
+    assert set(recorded[1:3]) == {"i6", "i8"}
+
+
+async def test_llumnix_places_by_what_real_predictors_know_of_requests_on_their_way(
+    bus: Bus, start: Start
+) -> None:
+    """Nothing reaches an engine here: only what INBOX stored tells the instances apart."""
+    stop = asyncio.Event()
+    names = ("a", "b", "c")
+    serving = []
+    for name in names:
+        await FakeInstance(bus, name).start(predictor=False)
+        predictor = Predictor(bus, PredictorSettings(instance=name))
+        serving.append(asyncio.create_task(predictor.serve(stop)))
+    telling = asyncio.create_task(_tell_idle(bus, names))
+    await asyncio.sleep(0.1)
+    await start(policy="llumnix", timeout_ms=2000)
+    for number in range(12):
+        await put(bus, tagged(f"r{number}"))
+        requests = await dispatched(bus, number + 1)
+    assert Counter(request.instance for request in requests) == {"a": 4, "b": 4, "c": 4}
+    told = [c.load for request in requests for c in request.decision.candidates]
+    assert all(load is not None and load.running == 0 for load in told)
+    assert {load.waiting for load in told if load is not None} == {0, 1, 2, 3, 4}
+    telling.cancel()
+    stop.set()
+    await asyncio.gather(*serving)
+
+
+async def _tell_idle(bus: Bus, names: Sequence[str]) -> None:
+    """As workers whose engines are idle and whose inboxes are full of what they never take."""
+    for sequence in itertools.count(1):
+        for name in names:
+            state = StateUpdate(
+                instance=name,
+                boot="b1",
+                sequence=sequence,
+                sent_at_ms=wall_ms(),
+                limits=LIMITS,
+                step_time=PROFILES[DEFAULT_PROFILE],
+                requests=[],
+                finished=[],
+            )
+            await bus.publish(bus.subjects.state(name), msgspec.msgpack.encode(state))
+        await asyncio.sleep(0.5)
+
+
+async def test_min_qpm_sends_as_many_to_each_and_asks_nobody(bus: Bus, start: Start) -> None:
+    fakes = [
+        await FakeInstance(bus, name, in_flight=count).start()
+        for name, count in (("a", 0), ("b", 50), ("c", 5))
+    ]
+    await start(policy="min_qpm")
+    await asyncio.gather(*(put(bus, tagged(f"r{number}")) for number in range(12)))
+    requests = await dispatched(bus, 12)
+    assert Counter(request.instance for request in requests) == {"a": 4, "b": 4, "c": 4}
+    assert not any(fake.probes for fake in fakes)
 
 
 async def test_an_instance_that_joins_late_gets_what_waits(bus: Bus, start: Start) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -18,8 +19,9 @@ from pipeline.messages import (
     StateUpdate,
     StepSample,
 )
+from pipeline.subjects import Header
 from predictor.scores import SCORES
-from predictor.service import Oracle, Predictor, PredictorSettings
+from predictor.service import INLINE_REQUESTS_MAX, Oracle, Predictor, PredictorSettings
 from predictor.step_time import DEFAULT_PROFILE, LIMITS, PROFILES
 from predictor.view import InstanceView
 from tests.waiting import eventually
@@ -53,11 +55,14 @@ async def tell(bus: Bus, state: StateUpdate | bytes) -> None:
 
 
 async def ask(
-    bus: Bus, key: str = "c.new", prompt: int = 50, body: bytes | None = None
+    bus: Bus,
+    key: str = "c.new",
+    prompt: int = 50,
+    body: bytes | None = None,
+    kind: Literal["simulate", "load"] = "simulate",
 ) -> Prediction:
-    probe = (
-        encode(Probe(key=key, prompt_tokens=prompt, estimate=ESTIMATE)) if body is None else body
-    )
+    asked = Probe(key=key, prompt_tokens=prompt, estimate=ESTIMATE, kind=kind)
+    probe = encode(asked) if body is None else body
     reply = await bus.request(bus.subjects.predict("a"), probe, timeout_s=2)
     return decode(reply.data, Prediction)
 
@@ -115,6 +120,61 @@ async def test_a_prompt_that_can_never_fit_is_refused(bus: Bus) -> None:
     await tell(bus, update(1))
     with pytest.raises(ServiceFailed, match="no room"):
         await ask(bus, prompt=1_000_000)
+
+
+async def test_asked_for_its_load_it_simulates_nothing(bus: Bus, predictor: Predictor) -> None:
+    await tell(bus, update(1, requests=[running("c.1"), running("c.2")]))
+    answer = await ask(bus, kind="load")
+    assert answer.load is not None
+    assert (answer.load.running, answer.load.waiting) == (2, 0)
+    assert answer.load.kv_blocks_free == LIMITS[DEFAULT_PROFILE].kv_blocks - 2 * 13
+    assert (answer.ttft_ms, answer.e2e_ms, answer.cost, answer.steps) == (0, 0, 0, 0)
+    assert (answer.instance, answer.boot, answer.requests) == ("a", "b", 2)
+    assert (await ask(bus)).load is None
+    # Nor does it keep a record of a prediction that nobody made.
+    await tell(bus, update(2, finished=["c.new"]))
+    await ask(bus, "c.other", kind="load")
+    await tell(bus, update(3, finished=["c.new", "c.other"]))
+    await eventually(lambda: bool(predictor._trust.quality().count), what="one result noted")
+    assert predictor._trust.quality().count == 1
+
+
+@pytest.mark.usefixtures("predictor")
+async def test_a_load_counts_what_inbox_stored_and_not_what_was_only_asked(bus: Bus) -> None:
+    await tell(bus, update(1))
+    for number in range(5):
+        answer = await ask(bus, f"c.{number}", kind="load")
+        assert answer.load is not None
+        assert answer.load.waiting == 0
+    headers = {
+        Header.REQUEST: "c.coming",
+        Header.PROMPT_TOKENS: "33",
+        Header.MAX_TOKENS: "100",
+        Header.ESTIMATE: "40,100,300",
+    }
+    await bus.publish(bus.subjects.queued("a"), b"", headers=headers)
+    answer = await ask(bus, kind="load")
+    assert answer.load is not None
+    assert (answer.load.waiting, answer.load.waiting_prompt_blocks) == (1, 3)
+    assert answer.load.prefill_tokens_waiting == 33
+
+
+@pytest.mark.usefixtures("predictor")
+@pytest.mark.parametrize("requests", [10, INLINE_REQUESTS_MAX + 1])
+async def test_the_load_of_a_large_state_is_counted_too(bus: Bus, requests: int) -> None:
+    await tell(bus, update(1, requests=[running(f"c.{n}") for n in range(requests)]))
+    answer = await ask(bus, kind="load")
+    assert answer.load is not None
+    assert answer.load.running == requests
+
+
+@pytest.mark.usefixtures("predictor")
+async def test_a_load_is_refused_where_a_prediction_would_be(bus: Bus) -> None:
+    with pytest.raises(ServiceFailed, match="no state"):
+        await ask(bus, kind="load")
+    await tell(bus, update(1))
+    with pytest.raises(ServiceFailed, match="no room"):
+        await ask(bus, prompt=1_000_000, kind="load")
 
 
 async def test_what_was_learnt_outlives_the_process(
