@@ -11,7 +11,7 @@ class TrueStepTime:
     """What the steps really take: the profile, plus overhead, times noise. Needs no clock."""
 
     def __init__(
-        self, coefficients: StepTime, *, overhead_ms: float, noise: float, seed: int
+        self, coefficients: StepTime, *, overhead_ms: float, noise: float, seed: int | str
     ) -> None:
         self._coefficients = coefficients
         self._overhead_ms = overhead_ms

@@ -1,6 +1,6 @@
 """The simulated cluster: arrivals go through a dispatcher to an instance, and come out finished.
 
-    outcome = simulate(ClusterSettings(policy="power_of_two"), arrivals)
+outcome = simulate(ClusterSettings(policy="power_of_two"), arrivals)
 """
 
 from collections.abc import Callable, Sequence
@@ -8,9 +8,11 @@ from functools import partial
 
 from evaluation.workloads.base import Arrival
 from evaluation.world.agenda import Agenda
+from evaluation.world.clones import Cloning
 from evaluation.world.dispatcher import SimulatedDispatcher
 from evaluation.world.instance import SimulatedInstance
 from evaluation.world.job import Job, job_of
+from evaluation.world.migration import Migration
 from evaluation.world.outcome import Outcome, outcome_of
 from evaluation.world.settings import ClusterSettings
 from evaluation.world.sidecar import Sidecar
@@ -42,6 +44,14 @@ class Cluster:
             ]
             for dispatcher in self.dispatchers:
                 dispatcher.sidecars = self._sidecars
+        self._cloning: Cloning | None = None
+        if settings.clone_every:
+            self._cloning = Cloning(settings.clone_every, settings.seed, self.instances)
+            for dispatcher in self.dispatchers:
+                dispatcher.decided = self._cloning.decided
+        self._migration: Migration | None = None
+        if settings.migration is not None:
+            self._migration = Migration(settings.migration, agenda, self.instances, self._moved)
         self._finished = 0
         self._progress: Progress = lambda _: None
 
@@ -50,11 +60,14 @@ class Cluster:
         if progress is not None:
             self._progress = progress
         self._arrive(0)
+        if self._migration is not None:
+            self._migration.start()
         while self._finished < len(self.jobs):
             if not self.agenda.step():
                 missing = len(self.jobs) - self._finished
                 raise RuntimeError(f"nothing is left to happen, but {missing} did not finish")
-        return outcome_of(self.jobs, self.instances, self.dispatchers, self.agenda.now_ms)
+        lived = self._cloning.lived if self._cloning is not None else ()
+        return outcome_of(self.jobs, self.instances, self.dispatchers, lived, self.agenda.now_ms)
 
     def _arrive(self, number: int) -> None:
         """Plan this arrival, which plans the next: the agenda stays small."""
@@ -87,6 +100,11 @@ class Cluster:
         self._finished += 1
         self._progress(self._finished)
         self.agenda.after(self.settings.delays.hop_ms, partial(self._departed, job.instance))
+
+    def _moved(self, source: int, destination: int) -> None:
+        self.agenda.after(self.settings.delays.hop_ms, partial(self._departed, source))
+        for dispatcher in self.dispatchers:
+            dispatcher.arrived(destination)
 
     def _departed(self, instance: int) -> None:
         for dispatcher in self.dispatchers:

@@ -5,7 +5,7 @@ and ends when their messages arrive.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import overload
 
@@ -19,6 +19,7 @@ from pipeline.messages import Prediction
 from pipeline.policies import Target, make_policy
 
 Deliver = Callable[[Job, int], None]
+Decided = Callable[[Job, Sequence[Target], Mapping[str, Prediction]], None]
 
 
 class Targets(Sequence[Target]):
@@ -61,6 +62,8 @@ class SimulatedDispatcher:
         self._targets = Targets(list(self._numbers), self._in_flight)
         self.sidecars: Sequence[Sidecar] = ()
         """One an instance, where the policy asks."""
+        self.decided: Decided | None = None
+        """Told of every choice."""
         self.probes = 0
         self.decision_s = 0.0
         """CPU time of policies and of the predictors that they asked."""
@@ -107,6 +110,8 @@ class SimulatedDispatcher:
         job.prediction = predictions.get(best)
         number = self._numbers[best]
         self._in_flight[number] += 1
+        if self.decided is not None:
+            self.decided(job, shortlist, predictions)
         self._deliver(job, number)
 
     def _noisy(self, prediction: Prediction) -> Prediction:

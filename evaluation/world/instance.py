@@ -11,22 +11,22 @@ from evaluation.world.job import Job
 from evaluation.world.settings import ClusterSettings
 from pipeline.messages import STEPS_REPORTED_MAX, RequestState, StateUpdate, StepSample
 from predictor.rules import step_by_step
-from predictor.scheduler import Sequence, StepPlan
+from predictor.scheduler import Scheduler, Sequence, StepPlan
 from predictor.step_time import PROFILES
 from workers.simulated_time import TrueStepTime
 from workers.worker import in_hand_max
 
 Ended = Callable[[Job], None]
 Publish = Callable[[StateUpdate], None]
+MovedOut = Callable[[Job, Sequence], None]
+"""Is given a request that has left, as it was."""
 
 
 class SimulatedInstance:
     """The truth of one instance. Requests enter by `arrive`; `ended` is told of each one's end."""
 
-    def __init__(
-        self, number: int, cluster: ClusterSettings, agenda: Agenda, ended: Ended
-    ) -> None:
-        self._settings = settings = cluster.instances[number]
+    def __init__(self, number: int, cluster: ClusterSettings, agenda: Agenda, ended: Ended) -> None:
+        self.settings = settings = cluster.instances[number]
         self._cluster = cluster
         self._agenda = agenda
         self._ended = ended
@@ -40,10 +40,14 @@ class SimulatedInstance:
             seed=cluster.seed * 100_003 + number,
         )
         self._in_hand_max = in_hand_max(settings.limits)
-        self._inbox: deque[Job] = deque()
-        self._jobs: dict[str, tuple[Job, Sequence]] = {}
-        self._stepping = False
-        self._stalled_until_ms = 0.0
+        self.inbox: deque[Job] = deque()
+        self._jobs: dict[str, Job] = {}
+        self._plan: StepPlan | None = None
+        """The step under way."""
+        self._plan_ends_at_ms = 0.0
+        self._stalls_until_ms = 0.0
+        self._to_move: dict[str, MovedOut] = {}
+        self._move_stall_ms = 0.0
         self.steps = 0
         self.blocks_peak = 0
         self.publish: Publish | None = None
@@ -62,13 +66,9 @@ class SimulatedInstance:
     def idle(self) -> bool:
         return not self._jobs
 
-    @property
-    def inbox_pending(self) -> int:
-        return len(self._inbox)
-
     def alone_ms(self, arrival: Arrival) -> float:
         """What it would take here if nobody else was there; without noise."""
-        settings = self._settings
+        settings = self.settings
         return alone_ms(
             settings.step_time,
             settings.overhead_ms,
@@ -82,49 +82,57 @@ class SimulatedInstance:
     def arrive(self, job: Job) -> None:
         """A request has come into the inbox."""
         if len(self._jobs) >= self._in_hand_max:
-            self._inbox.append(job)
+            self.inbox.append(job)
         else:
             self._take(job)
 
-    def _take(self, job: Job) -> None:
+    def sequence_of(self, job: Job) -> Sequence:
+        """The request as this engine's scheduler gets it, with its true length."""
         arrival = job.arrival
         room = self.scheduler.room(arrival.prompt_tokens)
-        target = min(arrival.response_tokens, arrival.max_tokens or room)
-        sequence = Sequence(
+        return Sequence(
             job.key,
             arrival.prompt_tokens,
-            target,
+            min(arrival.response_tokens, arrival.max_tokens or arrival.response_tokens),
             tokens_max=min(arrival.max_tokens or room, room),
         )
-        self.scheduler.add(sequence)
-        self._enter(job, sequence)
 
-    def _enter(self, job: Job, sequence: Sequence) -> None:
+    def _take(self, job: Job) -> None:
+        self.scheduler.add(self.sequence_of(job))
+        self._enter(job)
+
+    def _enter(self, job: Job) -> None:
         job.instance = self.number
-        self._jobs[job.key] = (job, sequence)
+        self._jobs[job.key] = job
         self._changed()
         self._wake()
 
     def _leave(self, job: Job) -> None:
         del self._jobs[job.key]
         self._finished.append(job.key)
-        while self._inbox and len(self._jobs) < self._in_hand_max:
-            self._take(self._inbox.popleft())
+        while self.inbox and len(self._jobs) < self._in_hand_max:
+            self._take(self.inbox.popleft())
         self._changed()
 
     # ------------------------------------------------------------------ the engine
 
+    def under_way(self) -> tuple[Scheduler, StepPlan | None, float]:
+        """The scheduler, the step that it is in, and the time until that ends, in ms. To be
+        copied, not touched."""
+        left_ms = self._plan_ends_at_ms - self._agenda.now_ms if self._plan is not None else 0.0
+        return self.scheduler, self._plan, left_ms
+
     def _wake(self) -> None:
-        if not self._stepping and len(self.scheduler):
+        if self._plan is None and len(self.scheduler):
             self._begin_step()
 
     def _begin_step(self) -> None:
-        self._stepping = True
-        plan = self.scheduler.step()
+        self._plan = plan = self.scheduler.step()
         self.blocks_peak = max(self.blocks_peak, self.scheduler.blocks_used)
         duration_ms = self._step_time.next_ms(plan.load)
-        begins_at_ms = max(self._agenda.now_ms, self._stalled_until_ms)
-        self._agenda.at(begins_at_ms + duration_ms, lambda: self._end_step(plan, duration_ms))
+        begins_at_ms = max(self._agenda.now_ms, self._stalls_until_ms)
+        self._plan_ends_at_ms = begins_at_ms + duration_ms
+        self._agenda.at(self._plan_ends_at_ms, lambda: self._end_step(plan, duration_ms))
 
     def _end_step(self, plan: StepPlan, duration_ms: float) -> None:
         now_ms, load = self._agenda.now_ms, plan.load
@@ -138,18 +146,67 @@ class SimulatedInstance:
         over: list[Job] = []
         for sequence, finished in self.scheduler.complete(plan):
             if sequence.generated == 1 or finished:
-                job = self._jobs[sequence.key][0]
+                job = self._jobs[sequence.key]
                 if job.first_token_at_ms < 0:
                     job.first_token_at_ms = now_ms
                 if finished:
                     job.finished_at_ms = now_ms
-                    job.preemptions = sequence.preemptions
+                    job.preemptions += sequence.preemptions
                     over.append(job)
-        self._stepping = False
+        self._plan = None
         for job in over:
             self._leave(job)
             self._ended(job)
+        if self._to_move:
+            self._move_out()
         self._wake()
+
+    # ------------------------------------------------------------------ live migration
+
+    def move_out(self, key: str, moved: MovedOut, stall_ms: float) -> None:
+        """Hand a running request over at the end of the step under way, if it still decodes then;
+        the engine stands still for `stall_ms`."""
+        self._to_move[key] = moved
+        self._move_stall_ms = stall_ms
+
+    def _move_out(self) -> None:
+        wanted, self._to_move = self._to_move, {}
+        leaving = [s for s in self.scheduler.running if s.key in wanted and s.decoding]
+        for sequence in leaving:
+            job = self._jobs[sequence.key]
+            self.scheduler.abort(sequence.key)
+            job.preemptions += sequence.preemptions
+            job.migrations += 1
+            self._leave(job)
+            self._stall(self._move_stall_ms)
+            wanted[sequence.key](job, sequence)
+
+    def move_in(self, job: Job, sequence: Sequence, stall_ms: float) -> None:
+        """A request comes with its KV entries; without room for them it is computed anew."""
+        scheduler = self.scheduler
+        there = Sequence(
+            sequence.key,
+            sequence.prompt_tokens,
+            sequence.target_tokens,
+            generated=sequence.generated,
+            tokens_max=sequence.tokens_max,
+        )
+        blocks = -(-sequence.computed // self.settings.limits.block_size)
+        if (
+            blocks <= scheduler.blocks_free
+            and len(scheduler.running) < self.settings.limits.max_num_seqs
+        ):
+            there.computed = sequence.computed
+            scheduler.restore(there)
+        else:
+            job.preemptions += 1
+            scheduler.add(there)
+        self._stall(stall_ms)
+        self._enter(job)
+
+    def _stall(self, stall_ms: float) -> None:
+        begins_at_ms = max(self._agenda.now_ms, self._stalls_until_ms)
+        self._stalls_until_ms = begins_at_ms + stall_ms
 
     # ------------------------------------------------------------------ its state, as published
 
@@ -185,8 +242,8 @@ class SimulatedInstance:
             boot="b",
             sequence=self._state_sequence,
             sent_at_ms=self._agenda.now_ms,
-            limits=self._settings.limits,
-            step_time=PROFILES[self._settings.profile],
+            limits=self.settings.limits,
+            step_time=PROFILES[self.settings.profile],
             requests=self.states(),
             finished=self._finished,
             steps=list(self._samples),
@@ -200,7 +257,7 @@ class SimulatedInstance:
         scheduler, jobs = self.scheduler, self._jobs
         states = []
         for sequence in scheduler.running:
-            estimate = jobs[sequence.key][0].arrival.estimate
+            estimate = jobs[sequence.key].arrival.estimate
             states.append(
                 RequestState(
                     sequence.key,
@@ -215,7 +272,7 @@ class SimulatedInstance:
                 )
             )
         for sequence in scheduler.waiting:
-            estimate = jobs[sequence.key][0].arrival.estimate
+            estimate = jobs[sequence.key].arrival.estimate
             states.append(
                 RequestState(
                     sequence.key,

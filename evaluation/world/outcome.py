@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from evaluation.world.clones import Lived
 from evaluation.world.dispatcher import SimulatedDispatcher
 from evaluation.world.instance import SimulatedInstance
 from evaluation.world.job import Job
@@ -39,6 +40,8 @@ class Outcome:
     duration_ms: float
     """Until the last request finished."""
     steps: int
+    lived: Sequence[Lived]
+    """Of decisions whose candidates were copied."""
 
     def summary(self) -> dict[str, float]:
         """The run in numbers."""
@@ -82,6 +85,7 @@ def outcome_of(
     jobs: Sequence[Job],
     instances: Sequence[SimulatedInstance],
     dispatchers: Sequence[SimulatedDispatcher],
+    lived: Sequence[Lived],
     now_ms: float,
 ) -> Outcome:
     """The record of jobs that have all finished."""
@@ -104,12 +108,13 @@ def outcome_of(
             [job.prediction.e2e_ms if job.prediction is not None else np.nan for job in jobs]
         ),
         decided_at_ms=column([job.decided_at_ms for job in jobs]),
-        preemptions_total=sum(instance.preemptions for instance in instances),
+        preemptions_total=sum(job.preemptions for job in jobs),
         migrations_total=sum(job.migrations for job in jobs),
         probes=sum(dispatcher.probes for dispatcher in dispatchers),
         decision_s=sum(dispatcher.decision_s for dispatcher in dispatchers),
         duration_ms=now_ms,
         steps=sum(instance.steps for instance in instances),
+        lived=lived,
     )
 
 

@@ -62,6 +62,34 @@ class Delays:
 
 
 @dataclass(frozen=True, slots=True)
+class MigrationSettings:
+    """How eagerly running requests move, and at what price (evaluation/world/migration.py)."""
+
+    every_ms: float = 1000.0
+    moves_max: int = 4
+    """Of one pair of instances, each time."""
+    link_gb_s: float = 3.1
+    """25 Gb/s Ethernet."""
+    kv_bytes: float = 524_288.0
+    """Of one token: Llama-2-7B in 16 bits."""
+    stall_ms: float = 20.0
+    """That either engine loses by a move."""
+    out_below: float = 0.0
+    """Freeness below which an instance gives requests away: what waits needs more than is free."""
+    in_above: float = 1.0
+    """Freeness above which one takes them."""
+
+    def __post_init__(self) -> None:
+        for name in ("every_ms", "moves_max", "link_gb_s"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"migration {name} {getattr(self, name)}: must be above 0")
+
+    def transfer_ms(self, computed_tokens: int) -> float:
+        """For how long a request with so many KV entries is on its way."""
+        return computed_tokens * self.kv_bytes / (self.link_gb_s * 1e6)
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSettings:
     """A cluster and how it places requests."""
 
@@ -76,6 +104,10 @@ class ClusterSettings:
     """Longest time between two while something is in hand; the worker's."""
     latency_noise: float = 0.0
     """Every predicted cost is multiplied by 1 + N(0, this), within 0.1 and 5: the paper's."""
+    migration: MigrationSettings | None = None
+    """Live migration on top of the placement; None: requests stay where they were put."""
+    clone_every: int = 0
+    """Every so many decisions the candidates are copied and run; 0: never."""
     seed: int = 0
     """Of the engines' noise and of all random choices; arrivals have their own."""
 
