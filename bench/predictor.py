@@ -9,6 +9,7 @@ and a newcomer. Measured, each over many engines and newcomers, on one core:
 * probe: what the newcomer costs where the state is prepared; the first probe of a state also
   computes what happens without it, the others share that. `p50_ms` is of the others;
 * cold: state, base and one probe together, as when every probe meets a new state;
+* load: the answer to a probe that asks for no more than that;
 * reference: the plain simulation, step by step.
 
 Times are the thread's CPU time: wall time would also measure who else is on the machine.
@@ -31,7 +32,9 @@ from pipeline.messages import EngineLimits, LengthEstimate, Probe, RequestState
 from pipeline.report import write_json
 from predictor import simulation
 from predictor.fast import Prepared
+from predictor.load import load_answer
 from predictor.step_time import DEFAULT_PROFILE, LIMITS, PROFILES
+from predictor.view import View
 
 SIZES = ((8, 0), (48, 20), (256, 100), (256, 1000))
 STATES = 40
@@ -133,7 +136,7 @@ def measured(cases: list[Case]) -> dict[str, float]:
     """Figures in ms by name."""
     gc.collect()
     gc.freeze()  # the benchmark's own heap is not to be searched in a forecast's time
-    cold, whole, probes, wholes, plain, preempting = [], [], [], [], [], 0
+    cold, whole, probes, wholes, loads, plain, preempting = [], [], [], [], [], [], 0
     for one in cases:
         limits, requests, first = one.limits, one.requests, one.newcomers[0]
         cold.append(
@@ -141,6 +144,8 @@ def measured(cases: list[Case]) -> dict[str, float]:
         )
         prepared = Prepared(limits, STEP_TIME, requests)
         whole.append(_ms(prepared.base))
+        view = View("bench", "b", 0, limits, STEP_TIME, requests, age_ms=0.0)
+        loads.append(_ms(lambda: load_answer(view, first)))  # noqa: B023
         for newcomer in one.newcomers:
             probes.append(_ms(lambda: prepared.probe(newcomer)))  # noqa: B023
             wholes.append(_ms(lambda: prepared.probe(newcomer, horizon="all")))  # noqa: B023
@@ -161,6 +166,8 @@ def measured(cases: list[Case]) -> dict[str, float]:
         "horizon_all_p99_ms": _at(wholes, 0.99),
         "cold_p50_ms": _at(cold, 0.5),
         "cold_p99_ms": _at(cold, 0.99),
+        "load_p50_ms": _at(loads, 0.5),
+        "load_p99_ms": _at(loads, 0.99),
         "base_p50_ms": _at(whole, 0.5),
         "reference_p50_ms": _at(plain, 0.5),
         "reference_p99_ms": _at(plain, 0.99),
@@ -185,6 +192,7 @@ def _table(report: dict[str, dict[str, float]]) -> Table:
         "probe": "",
         "probe, all finishing": "horizon_all_",
         "cold": "cold_",
+        "load": "load_",
         "reference": "reference_",
     }
     for name in columns:

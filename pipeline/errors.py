@@ -18,6 +18,7 @@ AstrolabeError
     ├── NoResponders           nobody listens on that subject
     ├── RequestTimeout         somebody listens, nobody answered in time
     ├── ServiceFailed          the service answered with an error
+    │   └── ServiceRefused     the error is about what was asked, not about the service
     ├── MessageTooLarge        headers + payload exceed the server's max_payload
     ├── QueueFull              a bounded stream refused the message
     └── SequenceConflict       another writer was first
@@ -130,6 +131,10 @@ class RequestTimeout(BusError):
 
 class ServiceFailed(BusError):
     """The service replied with an error of its own."""
+
+
+class ServiceRefused(ServiceFailed):
+    """The service is well, and will never answer this question."""
 
 
 class MessageTooLarge(BusError):

@@ -201,8 +201,9 @@ class Candidate(Wire, frozen=True, kw_only=True):
     """One instance that the dispatcher considered, and what became of its probe."""
 
     instance: str
-    outcome: Literal["predicted", "reported", "timeout", "failed", "not_probed"]
-    """`reported`: the policy asked for its load, not for a prediction."""
+    outcome: Literal["predicted", "reported", "refused", "timeout", "failed", "not_probed"]
+    """`reported`: the policy asked for its load, not for a prediction. `refused`: the request can
+    never run there."""
     prediction: Prediction | None = None
     load: Load | None = None
     in_flight: int = 0

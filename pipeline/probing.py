@@ -9,14 +9,13 @@ import structlog
 
 from pipeline.bus import Bus
 from pipeline.codec import decode, encode
-from pipeline.errors import BadRequest, BusError, RequestTimeout
+from pipeline.errors import BadRequest, BusError, RequestTimeout, ServiceRefused
 from pipeline.fleet import Fleet
 from pipeline.messages import Candidate, Prediction, Probe, TaggedRequest, wall_ms
 from pipeline.metrics import PROBES
 from pipeline.policies import Needs, Target
 
 log = structlog.get_logger()
-
 
 CANDIDATES_RECORDED_MAX = 16
 """In the decision; a rule that considers all of a large fleet would fill every message."""
@@ -69,6 +68,11 @@ async def _ask_one(
     try:
         reply = await bus.request(bus.subjects.predict(name), body, timeout_s=timeout_s)
         prediction = decode(reply.data, Prediction)
+    except ServiceRefused as error:  # it is well: to leave it out would punish it for our question
+        PROBES.labels("refused").inc()
+        fleet.probe_answered(name)
+        log.info("probe_refused", instance=name, error=str(error))
+        return Candidate(instance=name, outcome="refused", in_flight=in_flight), None
     except (BusError, BadRequest) as error:
         outcome: Literal["timeout", "failed"] = (
             "timeout" if isinstance(error, RequestTimeout) else "failed"

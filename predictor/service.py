@@ -15,9 +15,9 @@ import structlog
 from msgspec.structs import replace
 
 from pipeline.bus import Bus, Message
-from pipeline.bus.service import ServiceError, serve
+from pipeline.bus.service import ServiceError, ServiceRefusal, serve
 from pipeline.codec import decode, encode
-from pipeline.errors import AstrolabeError
+from pipeline.errors import AstrolabeError, RequestError
 from pipeline.messages import Prediction, Probe, StateUpdate, wall_ms
 from pipeline.metrics import PREDICTION_SECONDS, PREDICTIONS, STATE_DROPPED
 from predictor.fast import Prepared
@@ -119,8 +119,11 @@ class Predictor:
             probe = decode(message.data, Probe)
             view = self._view.view()
             prediction = await self._predict(view, probe)
-        except AstrolabeError as error:  # a probe that breaks the protocol, or can never fit
+        except RequestError as error:  # a probe that breaks the protocol, or can never fit
             PREDICTIONS.labels("refused").inc()
+            raise ServiceRefusal(str(error)) from error
+        except AstrolabeError as error:
+            PREDICTIONS.labels("failed").inc()
             raise ServiceError(str(error)) from error
         except NoStateError as error:
             PREDICTIONS.labels("no_state").inc()

@@ -27,6 +27,7 @@ from pipeline.errors import (
     NoResponders,
     RequestTimeout,
     ServiceFailed,
+    ServiceRefused,
 )
 from pipeline.subjects import DEFAULT_PREFIX, Subjects
 
@@ -39,6 +40,7 @@ CONNECT_TIMEOUT_S = 10.0
 PING_INTERVAL_S = 15  # twice this without a pong and a dead link is noticed
 RECONNECT_WAIT_S = 0.25
 DRAIN_TIMEOUT_S = 5
+REFUSED_CODE = "422"  # of a service's error reply: what was asked is wrong, not the service
 HEADER_OVERHEAD_BYTES = 12  # "NATS/1.0\r\n" and the closing "\r\n"
 
 
@@ -230,7 +232,10 @@ class Bus:
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> Message:
-        """Ask one responder. Raises NoResponders, RequestTimeout, ServiceFailed, BusUnavailable."""
+        """Ask one responder.
+
+        Raises NoResponders, RequestTimeout, ServiceFailed, ServiceRefused, BusUnavailable.
+        """
         self.check_size(data, headers)
         try:
             reply = await self.client.request(
@@ -246,7 +251,8 @@ class Bus:
         # nats.micro reports errors as ordinary replies with two headers.
         if failure := message.headers.get("Nats-Service-Error"):
             code = message.headers.get("Nats-Service-Error-Code", "")
-            raise ServiceFailed(f"{subject}: {code} {failure}")
+            kind = ServiceRefused if code == REFUSED_CODE else ServiceFailed
+            raise kind(f"{subject}: {code} {failure}")
         return message
 
     async def subscribe(

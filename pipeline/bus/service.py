@@ -9,12 +9,12 @@ from nats.micro import add_service
 from nats.micro.request import Request as ServiceRequest
 from nats.micro.service import Service, ServiceConfig
 
-from pipeline.bus.connection import Message
+from pipeline.bus.connection import REFUSED_CODE, Message
 
 if TYPE_CHECKING:
     from pipeline.bus.connection import Bus
 
-__all__ = ["Answer", "Service", "ServiceError", "serve"]
+__all__ = ["Answer", "Service", "ServiceError", "ServiceRefusal", "serve"]
 
 log = structlog.get_logger()
 
@@ -22,7 +22,15 @@ Answer = Callable[[Message], Awaitable[bytes]]
 
 
 class ServiceError(Exception):
-    """The handler refuses the request; the requester gets ServiceFailed with this text."""
+    """The handler cannot answer; the requester gets ServiceFailed with this text."""
+
+    code = "503"
+
+
+class ServiceRefusal(ServiceError):
+    """The handler never will answer this; the requester gets ServiceRefused with this text."""
+
+    code = REFUSED_CODE
 
 
 async def serve(
@@ -53,7 +61,7 @@ async def serve(
             try:
                 reply = await answer(Message(request.subject, request.data, request.headers or {}))
             except ServiceError as error:
-                await request.respond_error("400", str(error))
+                await request.respond_error(error.code, str(error))
             except Exception as error:
                 log.exception("service_failed", role=role)
                 await request.respond_error("500", type(error).__name__)

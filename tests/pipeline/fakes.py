@@ -39,6 +39,8 @@ class FakeInstance:
     model: str = "llama"
     cost: float = 100.0
     answers: bool = True
+    refuses: bool = False
+    """Its predictor says that no request can ever run here."""
     in_flight: int = 0
     load: Load | None = None
     """Told to whoever asks for it."""
@@ -81,6 +83,10 @@ class FakeInstance:
         probe = decode(message.data, Probe)
         self.probes.append(probe)
         if not self.answers:
+            return
+        if self.refuses:
+            headers = {"Nats-Service-Error": "no room", "Nats-Service-Error-Code": "422"}
+            self._reply = asyncio.create_task(self.bus.publish(message.reply, b"", headers=headers))
             return
         prediction = Prediction(
             instance=self.name,

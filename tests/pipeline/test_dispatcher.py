@@ -117,6 +117,20 @@ async def test_a_silent_predictor_is_a_candidate_less(bus: Bus, start: Start) ->
     assert outcomes == {"mute": "timeout", "cheap": "predicted"}
 
 
+async def test_one_that_refuses_a_request_is_asked_about_the_next(bus: Bus, start: Start) -> None:
+    small = await FakeInstance(bus, "small", refuses=True).start()
+    large = await FakeInstance(bus, "large").start()
+    await start()
+    for number in range(3):
+        await put(bus, tagged(f"r{number}"))
+        requests = await dispatched(bus, number + 1)
+    assert {request.instance for request in requests} == {"large"}
+    assert len(small.probes) == len(large.probes) == 3
+    for request in requests:
+        outcomes = [(c.instance, c.outcome) for c in request.decision.candidates]
+        assert outcomes == [("large", "predicted"), ("small", "refused")]
+
+
 async def test_without_any_predictor_the_count_in_flight_decides(bus: Bus, start: Start) -> None:
     await FakeInstance(bus, "full", in_flight=9).start(predictor=False)
     await FakeInstance(bus, "free", in_flight=1).start(predictor=False)

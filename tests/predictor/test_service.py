@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.bus import Bus
 from pipeline.codec import decode, encode
-from pipeline.errors import ServiceFailed
+from pipeline.errors import ServiceFailed, ServiceRefused
 from pipeline.messages import (
     LengthEstimate,
     Prediction,
@@ -92,8 +92,9 @@ async def test_a_busier_instance_predicts_more(bus: Bus) -> None:
 
 @pytest.mark.usefixtures("predictor")
 async def test_before_any_state_it_says_so(bus: Bus) -> None:
-    with pytest.raises(ServiceFailed, match="no state"):
+    with pytest.raises(ServiceFailed, match="no state") as told:
         await ask(bus)
+    assert not isinstance(told.value, ServiceRefused), "it may know more in a moment"
 
 
 @pytest.mark.usefixtures("predictor")
@@ -118,7 +119,7 @@ async def test_garbage_state_changes_nothing(bus: Bus) -> None:
 @pytest.mark.usefixtures("predictor")
 async def test_a_prompt_that_can_never_fit_is_refused(bus: Bus) -> None:
     await tell(bus, update(1))
-    with pytest.raises(ServiceFailed, match="no room"):
+    with pytest.raises(ServiceRefused, match="no room"):
         await ask(bus, prompt=1_000_000)
 
 
@@ -173,7 +174,7 @@ async def test_a_load_is_refused_where_a_prediction_would_be(bus: Bus) -> None:
     with pytest.raises(ServiceFailed, match="no state"):
         await ask(bus, kind="load")
     await tell(bus, update(1))
-    with pytest.raises(ServiceFailed, match="no room"):
+    with pytest.raises(ServiceRefused, match="no room"):
         await ask(bus, prompt=1_000_000, kind="load")
 
 
