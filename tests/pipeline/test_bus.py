@@ -8,13 +8,14 @@ import pytest
 
 from pipeline.bus import Bus, BusSettings, Message
 from pipeline.bus.connection import HEADER_OVERHEAD_BYTES
-from pipeline.bus.service import ServiceError, serve
+from pipeline.bus.service import ServiceError, ServiceRefusal, serve
 from pipeline.errors import (
     BusUnavailable,
     MessageTooLarge,
     NoResponders,
     RequestTimeout,
     ServiceFailed,
+    ServiceRefused,
 )
 from pipeline.nats_server import NatsServer
 from tests.conftest import Connect
@@ -70,16 +71,21 @@ async def test_nobody_there_is_told_from_nobody_answering(bus: Bus) -> None:
 
 async def test_a_service_answers_refuses_or_breaks(bus: Bus) -> None:
     async def answer(message: Message) -> bytes:
-        if message.data == b"refuse":
+        if message.data == b"too early":
             raise ServiceError("not today")
+        if message.data == b"nonsense":
+            raise ServiceRefusal("not ever")
         if message.data == b"break":
             raise ZeroDivisionError("secret detail")
         return b"pong " + message.data
 
     service = await serve(bus, "tester", "A test.", endpoint=("ask", "ask.me", answer))
     assert (await bus.request("ask.me", b"1", timeout_s=2)).data == b"pong 1"
-    with pytest.raises(ServiceFailed, match="400 not today"):
-        await bus.request("ask.me", b"refuse", timeout_s=2)
+    with pytest.raises(ServiceFailed, match="503 not today") as failed:
+        await bus.request("ask.me", b"too early", timeout_s=2)
+    assert not isinstance(failed.value, ServiceRefused)
+    with pytest.raises(ServiceRefused, match="422 not ever"):
+        await bus.request("ask.me", b"nonsense", timeout_s=2)
     with pytest.raises(ServiceFailed, match="500 ZeroDivisionError") as broke:
         await bus.request("ask.me", b"break", timeout_s=2)
     assert "secret" not in str(broke.value)
