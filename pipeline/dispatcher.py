@@ -206,7 +206,7 @@ class Dispatcher:
             answers = await ask(self._bus, self._fleet, probe, shortlist, timeout_s)
         choice = policy.choose(shortlist, answers.predictions, probe)
         if choice.fallback:
-            FALLBACKS.labels("no_prediction").inc()
+            FALLBACKS.labels("no_answer").inc()
         return choice, Decision(
             policy=policy.name,
             reason=choice.reason,

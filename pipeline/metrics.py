@@ -13,7 +13,7 @@ TAGGED = Counter(
 DISPATCHED = Counter("astrolabe_dispatched_total", "Requests put into an inbox.", ["policy"])
 FALLBACKS = Counter(
     "astrolabe_dispatch_fallbacks_total",
-    "Decisions made without the predictions that the policy asked for.",
+    "Decisions made without any of the answers that the policy asked for.",
     ["reason"],
 )
 PROBES = Counter("astrolabe_probes_total", "Probes sent, by outcome.", ["outcome"])

@@ -262,14 +262,16 @@ def _predictions(summary: Summary) -> Table:
     table = Table(title="Predictions of the chosen instance", show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("E2E error, median", f"{summary.e2e_error_percent:.1f} %")
-    table.add_row("E2E bias, median", f"{summary.e2e_bias_percent:+.1f} %")
-    table.add_row(
-        "TTFT error, median", f"{summary.ttft_error_percent:.1f} %, {summary.ttft_error_ms:.0f} ms"
-    )
-    table.add_row("TTFT bias, median", f"{summary.ttft_bias_percent:+.1f} %")
+    if np.isnan(summary.e2e_error_percent):
+        table.add_row("E2E and TTFT", "nobody predicted them")  # most policies ask for neither
+    else:
+        table.add_row("E2E error, median", f"{summary.e2e_error_percent:.1f} %")
+        table.add_row("E2E bias, median", f"{summary.e2e_bias_percent:+.1f} %")
+        ttft_error = f"{summary.ttft_error_percent:.1f} %, {summary.ttft_error_ms:.0f} ms"
+        table.add_row("TTFT error, median", ttft_error)
+        table.add_row("TTFT bias, median", f"{summary.ttft_bias_percent:+.1f} %")
     table.add_row("answer length error, median", f"{summary.length_error_tokens:.0f} tokens")
-    table.add_row("decisions without predictions", str(summary.fallbacks))
+    table.add_row("decisions without an answer", str(summary.fallbacks))
     return table
 
 

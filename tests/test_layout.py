@@ -51,8 +51,7 @@ def offences(module: Path, allowed: set[str]) -> list[str]:
     return [
         f"{module}:{line} imports {name}"
         for name, line in imports(module)
-        if (top := name.split(".")[0]) in {*PACKAGES, "tests", "bench"}
-        and top not in allowed
+        if (top := name.split(".")[0]) in {*PACKAGES, "tests", "bench"} and top not in allowed
     ]
 
 

@@ -162,6 +162,25 @@ def test_what_people_and_machines_get_agrees() -> None:
         assert piece in text
 
 
+def test_a_run_in_which_nobody_predicted_says_so() -> None:
+    placed = outcome()
+    assert placed.result is not None
+    decision = Decision(
+        policy="llumnix",
+        reason="lowest load",
+        candidates=[Candidate(instance="a", outcome="reported")],
+    )
+    asked_for_loads = replace(
+        placed, result=msgspec.structs.replace(placed.result, decision=decision)
+    )
+    console = Console(width=100, record=True, quiet=True)
+    with console.capture() as captured:
+        console.quiet = False
+        console.print(render(summarise([asked_for_loads], 1.0)))
+    assert "nobody predicted them" in captured.get()
+    assert "nan" not in captured.get()
+
+
 def test_percentiles() -> None:
     assert Spread.of([1.0, 2.0, 3.0]).p50 == 2.0
     assert math.isnan(Spread.of([]).p99)
