@@ -59,15 +59,19 @@ class Cluster:
         """Until every request has finished."""
         if progress is not None:
             self._progress = progress
-        self._arrive(0)
-        if self._migration is not None:
-            self._migration.start()
+        self.start()
         while self._finished < len(self.jobs):
             if not self.agenda.step():
                 missing = len(self.jobs) - self._finished
                 raise RuntimeError(f"nothing is left to happen, but {missing} did not finish")
         lived = self._cloning.lived if self._cloning is not None else ()
         return outcome_of(self.jobs, self.instances, self.dispatchers, lived, self.agenda.now_ms)
+
+    def start(self) -> None:
+        """Plan the first arrival, and the first round of migration."""
+        self._arrive(0)
+        if self._migration is not None:
+            self._migration.start()
 
     def _arrive(self, number: int) -> None:
         """Plan this arrival, which plans the next: the agenda stays small."""

@@ -56,7 +56,7 @@ class SimulatedDispatcher:
         self._latency_noise = cluster.latency_noise
         self._deliver = deliver
         self._rng = random.Random(f"dispatcher:{cluster.seed}:{number}")
-        self._policy = make_policy(cluster.policy, self._rng, clock=agenda.seconds)
+        self.policy = make_policy(cluster.policy, self._rng, clock=agenda.seconds)
         self._numbers = {f"i{n}": n for n in range(len(cluster.instances))}
         self._in_flight = [0] * len(self._numbers)
         self._targets = Targets(list(self._numbers), self._in_flight)
@@ -71,12 +71,12 @@ class SimulatedDispatcher:
     @property
     def asks(self) -> bool:
         """Whether its policy sends probes."""
-        return self._policy.needs != "nothing"
+        return self.policy.needs != "nothing"
 
     def place(self, job: Job) -> None:
         """Decide where it goes; with probes that takes their time."""
         started = perf_counter()
-        shortlist = self._policy.shortlist(self._targets)
+        shortlist = self.policy.shortlist(self._targets)
         self.decision_s += perf_counter() - started
         if not self.asks:
             self._choose(job, shortlist, {})
@@ -85,7 +85,7 @@ class SimulatedDispatcher:
 
     def _ask(self, job: Job, shortlist: Sequence[Target]) -> None:
         started = perf_counter()
-        kind = "load" if self._policy.needs == "load" else "simulate"
+        kind = "load" if self.policy.needs == "load" else "simulate"
         probe = replace(job.probe, kind=kind)
         predictions = {
             target.instance: self._noisy(
@@ -103,11 +103,12 @@ class SimulatedDispatcher:
         self, job: Job, shortlist: Sequence[Target], predictions: dict[str, Prediction]
     ) -> None:
         started = perf_counter()
-        choice = self._policy.choose(shortlist, predictions, job.probe)
+        choice = self.policy.choose(shortlist, predictions, job.probe)
         self.decision_s += perf_counter() - started
         best = choice.order[0].instance
         job.decided_at_ms = self._agenda.now_ms
-        job.prediction = predictions.get(best)
+        if self.policy.needs == "prediction":
+            job.prediction = predictions[best]
         number = self._numbers[best]
         self._in_flight[number] += 1
         if self.decided is not None:

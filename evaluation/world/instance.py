@@ -45,10 +45,12 @@ class SimulatedInstance:
         self._plan: StepPlan | None = None
         """The step under way."""
         self._plan_ends_at_ms = 0.0
+        self._waking = False
         self._stalls_until_ms = 0.0
         self._to_move: dict[str, MovedOut] = {}
         self._move_stall_ms = 0.0
         self.steps = 0
+        self.tokens_generated = 0
         self.blocks_peak = 0
         self.publish: Publish | None = None
         """Where states go, if somebody wants them."""
@@ -123,10 +125,15 @@ class SimulatedInstance:
         return self.scheduler, self._plan, left_ms
 
     def _wake(self) -> None:
-        if self._plan is None and len(self.scheduler):
-            self._begin_step()
+        """Who sleeps begins a step, with all that have come by this instant."""
+        if self._plan is None and not self._waking:
+            self._waking = True
+            self._agenda.after(0.0, self._begin_step)
 
     def _begin_step(self) -> None:
+        self._waking = False
+        if not len(self.scheduler):
+            return
         self._plan = plan = self.scheduler.step()
         self.blocks_peak = max(self.blocks_peak, self.scheduler.blocks_used)
         duration_ms = self._step_time.next_ms(plan.load)
@@ -144,7 +151,9 @@ class SimulatedInstance:
                 )
             )
         over: list[Job] = []
-        for sequence, finished in self.scheduler.complete(plan):
+        grown = self.scheduler.complete(plan)
+        self.tokens_generated += len(grown)
+        for sequence, finished in grown:
             if sequence.generated == 1 or finished:
                 job = self._jobs[sequence.key]
                 if job.first_token_at_ms < 0:
@@ -159,7 +168,8 @@ class SimulatedInstance:
             self._ended(job)
         if self._to_move:
             self._move_out()
-        self._wake()
+        if not self._waking:
+            self._begin_step()
 
     # ------------------------------------------------------------------ live migration
 

@@ -1,5 +1,6 @@
 """What a simulated cluster is made of."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -39,13 +40,13 @@ def instance(
     overhead_ms: float = OVERHEAD_MS,
     noise: float = 0.05,
     slowdown: float = 1.0,
-    **limits: object,
+    limits: Mapping[str, object] | None = None,
 ) -> InstanceSettings:
     """An instance with the profile's own limits, save those given. Raises UsageError."""
     if profile not in PROFILES:
         raise UsageError(f"profile {profile!r}: choose from {', '.join(PROFILES)}")
     return InstanceSettings(
-        profile, replace(LIMITS[profile], **limits), overhead_ms, noise, slowdown
+        profile, replace(LIMITS[profile], **(limits or {})), overhead_ms, noise, slowdown
     )
 
 
@@ -118,3 +119,5 @@ class ClusterSettings:
             raise UsageError(f"dispatchers {self.dispatchers}: at least one")
         if not 0 <= self.latency_noise <= 10:
             raise UsageError(f"latency_noise {self.latency_noise}: must be from 0 to 10")
+        if self.clone_every < 0:
+            raise UsageError(f"clone_every {self.clone_every}: 0, or a number of decisions")

@@ -5,7 +5,6 @@ from evaluation.world.instance import SimulatedInstance
 from evaluation.world.job import Job
 from pipeline.messages import Prediction, Probe, StateUpdate
 from pipeline.subjects import Header
-from predictor.load import load_of
 from predictor.service import Oracle
 from predictor.view import InstanceView
 
@@ -56,17 +55,7 @@ class Sidecar:
         if self._instance.idle and self._agenda.seconds() - self._heard_at_s >= IDLE_REFRESH_S:
             self._hear(self._instance.state())
         view = self._view.view()
-        if probe.kind == "load":
-            return Prediction(
-                instance=view.instance,
-                boot=view.boot,
-                ttft_ms=0.0,
-                e2e_ms=0.0,
-                cost=0.0,
-                state_age_ms=view.age_ms,
-                requests=len(view.requests),
-                load=load_of(view),
-            )
         prediction = self._oracle.predict(view, probe)
-        self._view.probed(probe)
+        if probe.kind == "simulate":
+            self._view.probed(probe)
         return prediction

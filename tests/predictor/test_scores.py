@@ -1,7 +1,7 @@
 """Scores by hand, and the order that they put forecasts in."""
 
 from dataclasses import replace
-from math import inf, isfinite, nan
+from math import isfinite
 
 import pytest
 from hypothesis import given
