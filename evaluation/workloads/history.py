@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import structlog
 
-from evaluation.workloads.lengths import LengthTable, EstimateTable
+from evaluation.workloads.lengths import EstimateTable, LengthTable
 from pipeline.bus import Bus
 from pipeline.bus.topology import RESULTS_MAX
 from pipeline.codec import decode

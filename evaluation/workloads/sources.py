@@ -26,8 +26,8 @@ class Source:
 
     files: tuple[tuple[str, Callable[[Path], LengthTable]], ...]
     """Name in the data folder, and its reader."""
-    fetch: str
-    """From where, for the error where none is there."""
+    advice: str
+    """What to do where none is there."""
 
     def read(self, folder: Path) -> LengthTable:
         """Raises UsageError where no file is there, or it cannot be read."""
@@ -35,7 +35,7 @@ class Source:
             if (folder / name).is_file():
                 return read(folder / name)
         names = " or ".join(name for name, _ in self.files)
-        raise UsageError(f"{folder}: {names} is missing; fetch it from {self.fetch}")
+        raise UsageError(f"{folder}: {names} is missing; {self.advice}")
 
 
 def data_folder(folder: Path | None) -> Path:
@@ -57,39 +57,35 @@ def _table(columns: Columns) -> Callable[[Path], LengthTable]:
     return partial(read_table, columns=columns)
 
 
-def _own(about: str) -> str:
-    return f"nowhere ready-made: {about}"
-
-
 SOURCES: dict[str, Source] = {
     "sharegpt-llama2": Source(
         (
             ("sharegpt_llama2_7b_lengths.csv.gz", _table(CUT)),
-            ("sharegpt-val-10k-predicted-len.csv", _table(VIDUR)),
+            ("sharegpt_val_10k_llama2.csv", _table(VIDUR)),
         ),
-        "github.com/AKafakA/vidur_opt_scheduler, data/processed_traces",
+        "fetch it from github.com/AKafakA/vidur_opt_scheduler, data/trace_data/sharegpt",
     ),
     "sharegpt": Source(
         (
             ("sharegpt_lengths.csv.gz", _table(Columns(only=("first_turn", "1")))),
             ("ShareGPT_V3_unfiltered_cleaned_split.json", read_sharegpt),
         ),
-        "huggingface.co/datasets/anon8231489123/ShareGPT_Vicuna_unfiltered",
+        "fetch it from huggingface.co/datasets/anon8231489123/ShareGPT_Vicuna_unfiltered",
     ),
     "sharegpt-chat": Source(
         (("sharegpt_lengths.csv.gz", _table(SHAREGPT_CHAT)),),
-        _own("columns prompt_tokens, response_tokens, first_turn, context_tokens of every turn"),
+        "make it from the public file: prompt_tokens, response_tokens, context_tokens of every turn",
     ),
     "sharegpt-tagged": Source(
         (("sharegpt_val.jsonl.gz", read_tagged),),
-        _own("the length model's validation prompts (tagger/model/README.md)"),
+        "it is the length model's validation file (docs/workloads.md)",
     ),
     "arxiv": Source(
         (
             ("arxiv_summarization_lengths.csv.gz", _table(VIDUR)),
             ("arxiv_summarization_stats_llama2_tokenizer_filtered_v2.csv", _table(VIDUR)),
         ),
-        "github.com/microsoft/vidur, data/processed_traces",
+        "fetch it from github.com/microsoft/vidur, data/processed_traces",
     ),
     "azure-conv": Source(
         (
@@ -99,7 +95,7 @@ SOURCES: dict[str, Source] = {
                 _table(Columns(("ContextTokens",), "GeneratedTokens", "TIMESTAMP", "date")),
             ),
         ),
-        "github.com/Azure/AzurePublicDataset, data",
+        "fetch it from github.com/Azure/AzurePublicDataset, data",
     ),
     "mooncake": Source(
         (
@@ -109,11 +105,11 @@ SOURCES: dict[str, Source] = {
                 _table(Columns(("input_length",), "output_length", "timestamp", "ms")),
             ),
         ),
-        "github.com/kvcache-ai/Mooncake, FAST25-release/traces",
+        "fetch it from github.com/kvcache-ai/Mooncake, FAST25-release/traces",
     ),
     "servegen-mlarge": Source(
         (("servegen_mlarge_day0.csv.gz", _table(CUT_TRACE)),),
-        _own("columns t, prompt_tokens, response_tokens, drawn from github.com/alibaba/ServeGen"),
+        "draw it with github.com/alibaba/ServeGen: t, prompt_tokens, response_tokens",
     ),
     "burstgpt": Source(
         (
@@ -122,6 +118,6 @@ SOURCES: dict[str, Source] = {
                 _table(Columns(("Request tokens",), "Response tokens", "Timestamp")),
             ),
         ),
-        "github.com/HPMLL/BurstGPT, data",
+        "fetch it from github.com/HPMLL/BurstGPT, its releases",
     ),
 }

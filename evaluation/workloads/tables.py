@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Literal
@@ -116,7 +116,8 @@ def _ms(cells: Cells, name: str, unit: Literal["s", "ms", "date"]) -> float:
     text = _cell(cells, name)
     try:
         if unit == "date":
-            return datetime.fromisoformat(_microseconds(text)).timestamp() * 1_000
+            date = datetime.fromisoformat(_microseconds(text))
+            return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1_000
         return float(text) * (1_000 if unit == "s" else 1)
     except ValueError:
         raise ValueError(f"{name} {text!r}: not {_UNITS[unit]}") from None

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import structlog
 
-from evaluation.workloads.lengths import Floats, LengthTable, EstimateTable
+from evaluation.workloads.lengths import EstimateTable, Floats, LengthTable
 from evaluation.workloads.tables import opened
 from pipeline.errors import UsageError
 from tagger.dataset import Row, read_rows
@@ -70,7 +70,8 @@ def _estimated(path: Path, rows: list[Row]) -> tuple[str, Floats]:
 def _load(path: Path, rows: int) -> tuple[str, Floats] | None:
     """None where there is no such file, or it is damaged: it can be made again."""
     try:
-        with np.load(path) as arrays:
+        # Its own opening would stay open where the file is damaged.
+        with path.open("rb") as file, np.load(file) as arrays:
             name, quantiles = str(arrays["name"]), arrays["quantiles"].astype(np.float64)
     except FileNotFoundError:
         return None
