@@ -54,6 +54,8 @@ def recorded_arrivals(
     times: Floats = at_ms - at_ms[0]
     if rate is not None:
         _positive("rate", rate)
+        if len(times) == 1:  # no gap, so no pace
+            return times
         if times[-1] == 0:
             raise UsageError("rate: the recorded requests all came at the same instant")
         speed = rate / ((len(times) - 1) / (times[-1] / 1_000))
@@ -64,12 +66,8 @@ def recorded_arrivals(
     return times
 
 
-def truncated(
-    at_ms: Floats, *, requests: int | None = None, duration_ms: float | None = None
-) -> Floats:
-    """The first `requests` times, and of these the ones within `duration_ms`."""
-    if requests is not None:
-        at_ms = at_ms[:requests]
+def truncated(at_ms: Floats, *, duration_ms: float | None) -> Floats:
+    """The times up to `duration_ms`; all of them for None."""
     return at_ms if duration_ms is None else at_ms[at_ms <= duration_ms]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from evaluation.workloads.arrivals import REQUESTS_MAX, gamma_arrivals, recorded_arrivals
+from evaluation.workloads.arrivals import REQUESTS_MAX, gamma_arrivals, recorded_arrivals, truncated
 from evaluation.workloads.base import Arrival, compose
 from evaluation.workloads.estimates import parse_estimates
 from evaluation.workloads.lengths import LengthTable, sample, stretch
@@ -50,12 +50,14 @@ def make_workload(
     estimates: str = "tagger-like",
     max_model_len: int = 4096,
     folder: Path | None = None,
+    duration_ms: float | None = None,
 ) -> list[Arrival]:
     """`requests` arrivals of the workload `name` (PRESETS) at a mean `rate` per second.
 
     `burstiness` is the shape of the gaps' gamma distribution (arrivals.py); a trace has its own.
     `estimates` is one of ESTIMATES. Requests longer than `max_model_len` are left out. Files are
-    looked for in `folder`, else in the folder that ASTROLABE_DATA names.
+    looked for in `folder`, else in the folder that ASTROLABE_DATA names. Requests that would come
+    after `duration_ms` are left out.
 
     Raises UsageError: a name that is not there, a value out of its limits, a file that is missing.
     """
@@ -71,6 +73,7 @@ def make_workload(
         estimates=estimates,
         max_model_len=max_model_len,
         trace=name.endswith(TRACE),
+        duration_ms=duration_ms,
     )
 
 
@@ -91,6 +94,7 @@ def workload_of(
     estimates: str = "tagger-like",
     max_model_len: int = 4096,
     trace: bool = False,
+    duration_ms: float | None = None,
 ) -> list[Arrival]:
     """The same for a table of one's own, such as `history.read_history` gives.
 
@@ -115,6 +119,10 @@ def workload_of(
             raise UsageError("rate: must be given, unless the table's own times are kept")
         rows = sample(population, requests, for_lengths)
         at_ms = gamma_arrivals(for_arrivals, rate=rate, burstiness=burstiness, requests=requests)
+    at_ms = truncated(at_ms, duration_ms=duration_ms)
+    if not len(at_ms):
+        raise UsageError(f"duration_ms: {duration_ms:g} ends before the first request")
+    rows = rows.take(np.arange(len(at_ms)))
     return compose(rows, at_ms, estimator.estimate(rows, population, for_estimates))
 
 

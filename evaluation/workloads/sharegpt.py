@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from tokenizers import Tokenizer
 
 from evaluation.workloads.lengths import LengthTable
 from evaluation.workloads.tables import opened
@@ -73,6 +72,8 @@ def read_sharegpt(path: Path, count: Count = rough_prompt_tokens) -> LengthTable
 
 def tokenizer_count(path: Path) -> Count:
     """Counts by the tokenizer in a `tokenizer.json`. Raises UsageError."""
+    from tokenizers import Tokenizer
+
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower

@@ -74,7 +74,7 @@ SOURCES: dict[str, Source] = {
     ),
     "sharegpt-chat": Source(
         (("sharegpt_lengths.csv.gz", _table(SHAREGPT_CHAT)),),
-        "make it from the public file: prompt_tokens, response_tokens, context_tokens of every turn",
+        "make it of the public file: prompt_tokens, response_tokens, context_tokens of each turn",
     ),
     "sharegpt-tagged": Source(
         (("sharegpt_val.jsonl.gz", read_tagged),),

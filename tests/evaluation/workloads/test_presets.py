@@ -71,6 +71,14 @@ def test_fewer_requests_are_the_first_of_more() -> None:
     assert few == make_workload("synthetic", requests=3_000, rate=5, seed=1)[:100]
 
 
+@pytest.mark.parametrize("name", ["synthetic", "mooncake", "mooncake-trace"])
+def test_a_duration_leaves_the_first_of_more(folder: Path, name: str) -> None:
+    whole = make_workload(name, requests=90, rate=10, seed=1, folder=folder)
+    cut = make_workload(name, requests=90, rate=10, seed=1, folder=folder, duration_ms=4_000)
+    assert cut == [arrival for arrival in whole if arrival.at_ms <= 4_000]
+    assert 0 < len(cut) < 90
+
+
 def test_the_default_estimates_are_as_good_as_the_shipped_model() -> None:
     arrivals = make_workload("synthetic", requests=10_000, rate=5, seed=1)
     said = [arrival.estimate.p50 for arrival in arrivals]
@@ -114,6 +122,7 @@ def test_a_traces_lengths_can_come_at_gamma_times(folder: Path) -> None:
         ("synthetic", {"requests": 0}, "requests: 0 given, must be 1 to"),
         ("synthetic", {"rate": 0}, "rate: 0 given"),
         ("synthetic", {"seed": -1}, "seed: -1 given"),
+        ("synthetic", {"duration_ms": 1e-9}, "duration_ms: 1e-09 ends before the first"),
         ("synthetic", {"estimates": "recorded"}, "synthetic has none"),
         ("mooncake-trace", {"burstiness": 0.5}, "burstiness"),
         ("mooncake-trace", {"requests": 100}, "the trace has 99"),
