@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from evaluation.workloads.lengths import EstimateTable, Floats, LengthTable
+from pipeline.errors import UsageError
 from pipeline.messages import LengthEstimate
 
 
@@ -19,3 +21,31 @@ class Arrival:
     """What the tagger would say of the prompt."""
     max_tokens: int | None = None
     """The client's own limit; None where it set none."""
+
+
+def compose(rows: LengthTable, at_ms: Floats, estimates: EstimateTable) -> list[Arrival]:
+    """One Arrival a row; `at_ms` is [n]. Raises UsageError where the three differ in length."""
+    quantiles = estimates.quantiles
+    if not len(rows) == len(at_ms) == len(quantiles):
+        raise UsageError(
+            f"{rows.name}: {len(rows)} rows, {len(at_ms)} times, {len(quantiles)} estimates"
+        )
+    limits = [0] * len(rows) if rows.max_tokens is None else rows.max_tokens.tolist()
+    columns = zip(
+        at_ms.tolist(),
+        rows.prompt_tokens.tolist(),
+        rows.response_tokens.tolist(),
+        quantiles.tolist(),
+        limits,
+        strict=True,
+    )
+    return [
+        Arrival(
+            at_ms=at,
+            prompt_tokens=prompt,
+            response_tokens=response,
+            estimate=LengthEstimate(p10=p10, p50=p50, p90=p90, source=estimates.source),
+            max_tokens=limit or None,
+        )
+        for at, prompt, response, (p10, p50, p90), limit in columns
+    ]
