@@ -14,7 +14,7 @@ def arrival(at_ms: float, prompt: int, response: int, *, p50: float | None = Non
 
 
 def arrivals(count: int, *, rate: float, seed: int = 0, longest: int = 400) -> list[Arrival]:
-    """Poisson at `rate` a second; lengths uniform; estimates that are off by up to a factor of 2."""
+    """Poisson at `rate` a second, lengths uniform, estimates off by up to a factor of 2."""
     rng = random.Random(seed)
     at_ms, made = 0.0, []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""The simulated cluster: nothing is lost, everything is repeatable, nothing comes out of thin air."""
+"""The simulated cluster: nothing is lost, nothing is invented, everything can be repeated."""
 
 from dataclasses import replace
 
@@ -28,10 +28,10 @@ def columns(outcome: Outcome) -> list[list[float]]:
 @pytest.mark.parametrize("rules", ["vllm", "vllm-v0"])
 @pytest.mark.parametrize("policy", ASKING_AND_NOT)
 def test_every_request_finishes_once_and_all_blocks_come_back(policy: str, rules: str) -> None:
-    settings = replace(FOUR_SMALL, policy=policy, instances=(small(rules=rules),) * 4)
-    cluster = Cluster(settings, arrivals(120, rate=6))
+    settings = replace(FOUR_SMALL, policy=policy, instances=(small(rules=rules),) * 2)
+    cluster = Cluster(settings, arrivals(40, rate=6))
     outcome = cluster.run()
-    assert len(outcome.e2e_ms) == 120
+    assert len(outcome.e2e_ms) == 40
     assert (outcome.ttft_ms > 0).all() and (outcome.e2e_ms >= outcome.ttft_ms).all()
     assert outcome.preemptions_total > 0, "the pool is too large to test anything"
     assert outcome.preemptions_total == sum(i.preemptions for i in cluster.instances)
@@ -45,7 +45,7 @@ def test_every_request_finishes_once_and_all_blocks_come_back(policy: str, rules
 @pytest.mark.parametrize("policy", ASKING_AND_NOT)
 def test_a_seed_says_everything(policy: str) -> None:
     settings = replace(FOUR_SMALL, policy=policy, dispatchers=2)
-    there = arrivals(60, rate=6)
+    there = arrivals(30, rate=6)
     assert columns(simulate(settings, there)) == columns(simulate(settings, there))
     other = simulate(replace(settings, seed=1), there)
     assert columns(other) != columns(simulate(settings, there))
@@ -84,7 +84,7 @@ def test_the_predictor_does_not_see_true_lengths() -> None:
 
 
 def test_prediction_beats_chance_under_memory_pressure() -> None:
-    there = arrivals(400, rate=8, seed=3)
+    there = arrivals(120, rate=2.0, seed=3)
     by_chance = simulate(replace(FOUR_SMALL, policy="random"), there).summary()
     predicted = simulate(FOUR_SMALL, there).summary()
     assert predicted["ttft_mean_ms"] < 0.7 * by_chance["ttft_mean_ms"]
@@ -101,12 +101,12 @@ def test_an_inbox_holds_what_the_engine_does_not_take() -> None:
     assert seen > 30
 
 
-def test_noise_on_costs_makes_placement_worse_only_by_chance() -> None:
-    there = arrivals(60, rate=8)
+def test_noise_on_costs_changes_placements_and_loses_nothing() -> None:
+    there = arrivals(40, rate=4)
     exact = simulate(FOUR_SMALL, there)
     noisy = simulate(replace(FOUR_SMALL, latency_noise=1.0), there)
     assert list(exact.instance) != list(noisy.instance)
-    assert len(noisy.e2e_ms) == 60
+    assert len(noisy.e2e_ms) == 40
 
 
 def test_only_the_candidates_are_looked_at_among_a_thousand() -> None:
@@ -137,7 +137,7 @@ def test_live_migration_moves_requests_and_loses_none() -> None:
     settings = replace(
         FOUR_SMALL, policy="random", migration=MigrationSettings(every_ms=100, link_gb_s=1.0)
     )
-    cluster = Cluster(settings, arrivals(120, rate=6))
+    cluster = Cluster(settings, arrivals(60, rate=6))
     outcome = cluster.run()
     assert outcome.migrations_total > 5
     assert (outcome.e2e_ms > 0).all()

@@ -12,7 +12,7 @@ import pytest
 from evaluation.world.agenda import Agenda
 from evaluation.world.cluster import Cluster
 from evaluation.world.instance import SimulatedInstance
-from evaluation.world.job import job_of
+from evaluation.world.job import Job, job_of
 from evaluation.world.settings import ClusterSettings
 from pipeline.fleet import Fleet
 from pipeline.messages import (
@@ -38,7 +38,7 @@ REQUESTS = [(30, 25), (200, 9), (700, 40), (5, 60), (120, 1), (90, 33)]
 def alone(settings: ClusterSettings) -> tuple[Agenda, SimulatedInstance, list[StateUpdate]]:
     """One instance, and what it publishes."""
     agenda, updates = Agenda(), list[StateUpdate]()
-    there = SimulatedInstance(0, settings, agenda, lambda job: None)
+    there = SimulatedInstance(0, settings, agenda, list[Job]().append)
     there.publish = updates.append
     return agenda, there, updates
 
@@ -108,7 +108,7 @@ def test_a_published_state_is_the_worker_s_ledger() -> None:
             continue
         states = there.states()
         alive = {state.key for state in states}
-        for key in [key for key in ledger.keys() if key not in alive]:
+        for key in set(ledger.keys()) - alive:
             ledger.remove(key)
         assert states == ledger.states(report(there.scheduler))
         seen |= {state.phase for state in states}
@@ -139,7 +139,7 @@ def report(scheduler: Scheduler) -> EngineStats:
 def test_shown_the_same_the_live_policy_chooses_the_same(policy: str) -> None:
     """The live dispatcher's fleet and policy get what a simulated dispatcher saw."""
     settings = ClusterSettings(instances=(small(),) * 4, policy=policy, seed=5)
-    cluster = Cluster(settings, arrivals(60, rate=8))
+    cluster = Cluster(settings, arrivals(40, rate=8))
     simulated = cluster.dispatchers[0]
     live = make_policy(policy, random.Random(f"dispatcher:{settings.seed}:0"))
     decisions = 0
@@ -168,7 +168,7 @@ def test_shown_the_same_the_live_policy_chooses_the_same(policy: str) -> None:
 
     simulated.policy = Recorder()
     cluster.run()
-    assert decisions == 60
+    assert decisions == 40
     assert all(len(predictions) == len(shortlist) for shortlist, predictions in shown)
 
 
