@@ -4,65 +4,57 @@ As long as nobody joins or leaves, every decoding request gets one token a step:
 closed form. So a request is two numbers: how many KV entries it will have when it has finished
 (`last`), and the decode step at which that will be (`finish_at`). What it has computed by now,
 how many tokens it still has to generate, and in which steps it needs another block all follow.
-Who finishes next is the top of a heap; how many blocks k steps take is read off a histogram of
-`finish_at - last` modulo the block size, since a request needs a block in the decode steps that
-have the same remainder.
+Who finishes next is the first of a sorted list; how many blocks k steps take is read off a
+histogram of `finish_at - last` modulo the block size, since a request needs a block in the decode
+steps that have the same remainder.
 
 It knows no durations (predictor/lockstep.py) and no rules (predictor/rules).
 """
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
 from typing import Self
 
 from pipeline.messages import EngineLimits, StepTime
 from predictor.queues import Queues
-from predictor.spans import Span
 
 ROW_BITS = 20
-"""A heap entry is finish_at << ROW_BITS | row: comparing one integer is cheaper than a pair."""
+"""An entry of `ends` is finish_at << ROW_BITS | row: one integer is cheaper than a pair."""
 ROW_MASK = (1 << ROW_BITS) - 1
+UNBOUNDED = 1 << 62
 
 
 class Batch:
     """The decoding requests of one engine, and the queues around them. A row is the queues'."""
 
     __slots__ = (
-        "base_ms", "block_size", "clock", "context", "context_ms", "decoding", "done", "finish_at",
-        "finish_ms", "finished", "first_ms", "flat_ms", "free", "free_min", "heap", "last", "left",
-        "limits", "now", "order", "phases", "preemptions", "prefill_ms", "prefilled", "prefilling",
-        "produced", "sequence_ms", "spans", "step_read", "step_sequences", "step_tokens",
-        "step_work", "steps", "targets", "token_ms", "waiting", "watched",
+        "block_size", "clock", "context", "decoding", "done", "ends", "events_left", "finish_at",
+        "finish_ms", "finished", "first_ms", "free", "free_min", "last", "left", "limits", "now",
+        "opened", "order", "phases", "preemptions", "prefilled", "prefilling", "produced",
+        "step_read", "step_sequences", "step_time", "step_tokens", "step_work", "steps", "targets",
+        "waiting", "watched", "watermark",
     )  # fmt: skip
 
     def __init__(self, limits: EngineLimits, step_time: StepTime, queues: Queues) -> None:
         """`queues.running` is those that decode, then those that prefill."""
-        self.limits = limits
-        self.block_size = size = limits.block_size
-        self.base_ms, self.flat_ms = step_time.base_ms, step_time.flat_ms
-        self.token_ms, self.prefill_ms = step_time.token_ms, step_time.prefill_ms
-        self.context_ms, self.sequence_ms = step_time.context_ms, step_time.sequence_ms
+        self.limits, self.step_time = limits, step_time
+        self.block_size = limits.block_size
+        self.watermark = int(limits.watermark * limits.kv_blocks)
+        """Blocks that an admission has to leave free."""
         self.targets = queues.targets
         self.last = [p + t - 1 for p, t in zip(queues.prompts, queues.targets, strict=True)]
         self.left = [t - g for t, g in zip(queues.targets, queues.generated, strict=True)]
         """Tokens to generate, of those that do not decode."""
         self.prefilled = queues.computed[:]
         """KV entries of those in `prefilling`."""
-        self.finish_at = [0] * len(self.last)
-        """0 for those that do not decode."""
         self.waiting = deque(queues.waiting)
-        self.prefilling: list[int] = []
-        """In the running list, behind all that decode."""
-        self.order: list[int] = []
-        """The running list's decoding part; those with `finish_at` 0 have left it."""
-        self.heap: list[int] = []
-        self.phases = [0] * size
-        self.clock = self.steps = self.decoding = self.context = 0
+        self.events_left = UNBOUNDED
+        """How many more may be run through."""
+        self.clock = self.steps = 0
         self.preemptions = self.produced = 0
         self.step_tokens = self.step_sequences = self.step_read = 0
         self.step_work = self.now = 0.0
-        self.free = self.free_min = limits.kv_blocks
         self.finished: list[int] = []
         """Rows, in order."""
         self.finish_ms: list[float] = []
@@ -72,41 +64,47 @@ class Batch:
         self.first_ms: float | None = None
         self.done = False
         """The watched row has finished."""
-        self.spans: list[Span] | None = None
-        """What was done, if it is to be kept."""
+        self.opened = False
+        """There was a step in which one more request, behind all that wait, would have been
+        tried."""
         self._restore(queues)
 
     def _restore(self, queues: Queues) -> None:
-        size, left, last = self.block_size, self.left, self.last
-        free, context = self.free, 0
-        for row in queues.running:
-            computed = queues.computed[row]
-            if queues.generated[row] and computed + left[row] == last[row]:
-                # Only its newest token still lacks an entry.
-                self._place(row, left[row])
-                context += computed
-                free += -computed // size  # floor of the negative: minus the blocks, rounded up
-            else:
-                self.prefilling.append(row)
-                free -= self.prefill_blocks(row)
-        self.decoding, self.context, self.free = len(self.order), context, free
-        heapify(self.heap)
-
-    def _place(self, row: int, finish_at: int) -> None:
-        self.finish_at[row] = finish_at
-        self.order.append(row)
-        self.heap.append(finish_at << ROW_BITS | row)
-        self.phases[(finish_at - self.last[row]) % self.block_size] += 1
+        size, left, computed_of = self.block_size, self.left, queues.computed
+        running, decoding = queues.running, queues.decoding
+        self.decoding = decoding
+        self.order = order = running[:decoding]
+        """The running list's decoding part; those with `finish_at` 0 have left it."""
+        self.prefilling = running[decoding:]
+        """In the running list, behind all that decode."""
+        self.ends = sorted([left[row] << ROW_BITS | row for row in order])
+        """Of all that decode."""
+        self.finish_at = finish_at = [0] * len(left)
+        """0 for those that do not decode."""
+        self.phases = phases = [0] * size
+        free, context = self.limits.kv_blocks, 0
+        self.free_min = free
+        for row in order:
+            # Only its newest token still lacks an entry.
+            finish_at[row] = left[row]
+            computed = computed_of[row]
+            context += computed
+            phases[-computed % size] += 1
+            free += -computed // size  # floor of the negative: minus the blocks, rounded up
+        self.free, self.context = free, context
+        for row in self.prefilling:
+            self.free -= self.prefill_blocks(row)
 
     def copy(self) -> Self:
-        """One that goes its own way, and keeps no spans."""
+        """One that goes its own way."""
         other = object.__new__(type(self))
-        for name in Batch.__slots__:
+        for name in _SHARED:
             setattr(other, name, getattr(self, name))
-        for name in ("last", "left", "prefilled", "finish_at", "waiting", "prefilling", "order",
-                     "heap", "phases", "finished", "finish_ms", "targets"):  # fmt: skip
-            setattr(other, name, getattr(self, name).copy())
-        other.spans = None
+        other.last, other.left, other.targets = self.last[:], self.left[:], self.targets[:]
+        other.prefilled, other.prefilling = self.prefilled[:], self.prefilling[:]
+        other.finish_at, other.order, other.ends = self.finish_at[:], self.order[:], self.ends[:]
+        other.finished, other.finish_ms = self.finished[:], self.finish_ms[:]
+        other.waiting, other.phases = self.waiting.copy(), self.phases[:]
         return other
 
     def append(self, prompt: int, target: int) -> int:
@@ -131,18 +129,15 @@ class Batch:
 
     def leave(self) -> None:
         """Those whose last token came with the step just taken free their blocks."""
-        heap, clock, finish_at = self.heap, self.clock, self.finish_at
-        while heap and heap[0] >> ROW_BITS <= clock:
-            entry = heappop(heap)
-            row = entry & ROW_MASK
-            due = entry >> ROW_BITS
-            if finish_at[row] == due:  # or it was preempted since
-                last = self.last[row]
-                finish_at[row] = 0
-                self.decoding -= 1
-                self.context -= last
-                self.phases[(due - last) % self.block_size] -= 1
-                self.end(row, last)
+        ends, clock = self.ends, self.clock
+        while ends and ends[0] >> ROW_BITS <= clock:
+            row = ends.pop(0) & ROW_MASK
+            last = self.last[row]
+            self.finish_at[row] = 0
+            self.decoding -= 1
+            self.context -= last
+            self.phases[(clock - last) % self.block_size] -= 1
+            self.end(row, last)
 
     def end(self, row: int, computed: int) -> None:
         """It has generated all its tokens; `computed` is what it holds."""
@@ -165,17 +160,14 @@ class Batch:
                 continue
             self.finish_at[row] = due = self.clock + left
             self.order.append(row)
-            heappush(self.heap, due << ROW_BITS | row)
+            insort(self.ends, due << ROW_BITS | row)
             self.phases[(due - last) % self.block_size] += 1
             self.decoding += 1
             self.context += last - left
 
     def steps_to_finish(self) -> int:
         """Decode steps until the next one leaves. There must be one."""
-        heap, finish_at = self.heap, self.finish_at
-        while finish_at[heap[0] & ROW_MASK] != heap[0] >> ROW_BITS:
-            heappop(heap)
-        return (heap[0] >> ROW_BITS) - self.clock
+        return (self.ends[0] >> ROW_BITS) - self.clock
 
     # ------------------------------------------------------------------ blocks
 
@@ -211,10 +203,18 @@ class Batch:
         self.order = order = [row for row in self.order if finish_at[row]]
         return order
 
+    def last_decoding(self) -> int:
+        """The last decoding row of the running list. There must be one."""
+        order, finish_at = self.order, self.finish_at
+        while not finish_at[order[-1]]:
+            order.pop()
+        return order[-1]
+
     def evict_last(self) -> int:
-        """The last decoding one loses its blocks and what was computed; its row. The order must
-        be compact, and the step under way has not reached it."""
-        row = self.order.pop()
+        """The last decoding one loses its blocks and what was computed; its row. The step under
+        way has not reached it."""
+        row = self.last_decoding()
+        self.order.pop()
         last = self.last[row]
         due = self.finish_at[row]
         self.finish_at[row] = 0
@@ -223,5 +223,18 @@ class Batch:
         self.decoding -= 1
         self.context -= last - left
         self.phases[(due - last) % self.block_size] -= 1
+        del self.ends[bisect_left(self.ends, due << ROW_BITS | row)]
         self.preemptions += 1
         return row
+
+
+_SHARED = tuple(
+    name
+    for name in Batch.__slots__
+    if name
+    not in {
+        "ends", "finish_at", "finish_ms", "finished", "last", "left", "order", "phases",
+        "prefilled", "prefilling", "targets", "waiting",
+    }
+)  # fmt: skip
+"""Attributes that are values, or are never changed: a copy takes them as they are."""

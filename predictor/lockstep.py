@@ -1,32 +1,20 @@
-"""The steps of a batch that decodes in lock-step: how long they take, and the record of them.
+"""The steps of a batch that decodes in lock-step, and how long they take.
 
 It knows no rules: a rule set (predictor/rules) is a subclass that says who joins and when, and who
 has to leave.
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 from pipeline.messages import EngineLimits
-from predictor.batch import Batch
+from predictor.batch import ROW_BITS, ROW_MASK, Batch
 from predictor.queues import Queues
-from predictor.spans import Span
-
-_NONE: list[int] = []
-_new = tuple.__new__  # a third of what Span(...) costs, and a span is made at every event
 
 
 class Lockstep(Batch, ABC):
     """One engine on its way; subclasses are the rule sets."""
 
     __slots__ = ()
-
-    ALLOCATES_WHOLE: ClassVar[bool] = False
-    """A prefill gets the blocks of its whole length at once."""
-    WATERMARK_ALONE: ClassVar[bool] = False
-    """The watermark counts in an empty engine too."""
-    BLOCKS_SPARE: ClassVar[int] = 0
-    """Free blocks beyond what a step takes with which nobody is preempted for sure."""
 
     @classmethod
     @abstractmethod
@@ -37,41 +25,114 @@ class Lockstep(Batch, ABC):
     def advance(self) -> None:
         """On to the next event and past it, by the rules. Somebody must be there."""
 
-    def decode(self, k: int, need: int) -> None:
-        """k steps that only decode and take `need` blocks; nobody leaves before the last."""
-        n, context, before = self.decoding, self.context, self.now
-        free_first = free = self.free
-        slot = self.clock % self.block_size
-        opens = self.spans is not None and not self.waiting
-        blocks = _NONE
-        if need:
-            free_first -= self.phases[slot]
-            self.free = free = free - need
+    def may_open(self) -> bool:
+        """Whether `advance` may set `opened` now; True where a rule set does not know better."""
+        return True
+
+    def run(self, *, until_done: bool = False) -> None:
+        """On until nobody is left, the watched row has finished, or `events_left` is used up."""
+        while self.events_left > 0 and self.busy and not (until_done and self.done):
+            self.advance()
+
+    def all_may_enter(self) -> bool:
+        """Whether the batch has places and blocks for all that wait. True where unsure: who ends
+        with the next step counts as leaving before it, and of the last one any part may do."""
+        waiting, size = self.waiting, self.block_size
+        if len(waiting) > self.limits.max_num_seqs - self.decoding - len(self.prefilling):
+            return False
+        free, last, left = self.free - 1, self.last, self.left
+        for number in range(len(waiting) - 1):
+            if free < 0:
+                return False
+            row = waiting[number]
+            free -= -((left[row] - last[row] - 1) // size)
+        return free >= 0
+
+    def decode_on(self, places: int, wanted: int, spare: int = 0) -> None:
+        """Decode, from one finish to the next, until fewer than `places` decode and the next step
+        would leave `wanted` blocks free, the watched row has finished, or a step would leave
+        fewer than `spare`. The next one must not.
+
+        The heart of a forecast, so it works on locals, and counts blocks in its own way: at the
+        clock c = q·size + r the decoding ones hold
+
+            n·q + (how many have a phase below r) - Σ (finish_at - last) // size
+
+        and `pool` is what would be free but for the first two terms.
+        """
+        ends, phases, size, cost = self.ends, self.phases, self.block_size, self.step_time
+        last_of, finish_at, watched = self.last, self.finish_at, self.watched
+        finished, finish_ms = self.finished, self.finish_ms
+        base_ms, flat_ms, token_ms = cost.base_ms, cost.flat_ms, cost.token_ms
+        context_ms, sequence_ms = cost.context_ms, cost.sequence_ms
+        n, context, now, events_left = self.decoding, self.context, self.now, self.events_left
+        clock, produced, free, free_min = self.clock, self.produced, self.free, self.free_min
+        started = clock
+        pool = free + n * (clock // size) + sum(phases[: clock % size])
+        head, count = 0, len(ends)
+        while head < count and events_left > 0:
+            due = ends[head] >> ROW_BITS
+            slot = due % size
+            after = pool - n * (due // size) - sum(phases[:slot])
+            k = due - clock
+            if after < spare and after < free:
+                break
+            free = after
+            if free < free_min:
+                free_min = free
+            term = token_ms * n
+            if term < flat_ms:
+                term = flat_ms
+            more = k * n
+            now += k * (base_ms + term + sequence_ms * n) + context_ms * (
+                k * context + more * (k - 1) / 2
+            )
+            context += more
+            produced += more
+            clock = due
+            events_left -= 1
+            done = False
+            behind = (due + 1) << ROW_BITS
+            while head < count and ends[head] < behind:
+                row = ends[head] & ROW_MASK
+                head += 1
+                last = last_of[row]
+                finish_at[row] = 0
+                n -= 1
+                context -= last
+                phases[(due - last) % size] -= 1
+                pool -= (due - last) // size
+                free -= -last // size
+                finished.append(row)
+                finish_ms.append(now)
+                done |= row == watched
+            if done:
+                self.done = True
+                break
+            if n < places and free - phases[slot] >= wanted:
+                break
+        del ends[:head]
+        self.steps += clock - started
+        self.decoding, self.context, self.now, self.events_left = n, context, now, events_left
+        self.clock, self.produced, self.free, self.free_min = clock, produced, free, free_min
+        if clock == started and events_left > 0:
+            self.decode(self.steps_with(free - spare))
+
+    def decode(self, k: int) -> None:
+        """k steps that only decode; nobody leaves before the last."""
+        n, context, cost = self.decoding, self.context, self.step_time
+        self.free = free = self.free - self.blocks_for(k)
         if free < self.free_min:
             self.free_min = free
-        if opens:
-            blocks = self.phases[:]
-        term = self.token_ms * n
-        if term < self.flat_ms:
-            term = self.flat_ms
-        self.now = before + (
-            k * (self.base_ms + term + self.sequence_ms * n)
-            + self.context_ms * (k * context + n * (k * (k - 1) // 2))
-        )
+        self.now += k * (
+            cost.base_ms + max(cost.flat_ms, cost.token_ms * n) + cost.sequence_ms * n
+        ) + cost.context_ms * (k * context + n * (k * (k - 1) // 2))
         self.clock += k
         self.steps += k
         self.produced += k * n
         self.context = context + k * n
-        running = n + len(self.prefilling)
+        self.events_left -= 1
         self.leave()
-        if self.spans is not None:
-            self.spans.append(
-                _new(Span, (
-                    k, n, running, n, context, slot, blocks, opens, free_first, free,
-                    self.free_min, self.preemptions, self.steps - k, before, self.now,
-                    len(self.finished),
-                ))
-            )  # fmt: skip
 
     def load(self, tokens: int) -> None:
         """Begin the account of a single step, in which so many decode."""
@@ -88,30 +149,25 @@ class Lockstep(Batch, ABC):
     def step(self, joining: list[int], *, opens: bool) -> None:
         """Run the single step that `load` began and whose blocks are taken; `joining` have been
         prefilled with it. `opens`: a newcomer would be tried in it."""
-        n, before, free = self.decoding, self.now, self.free
+        n, free, cost = self.decoding, self.free, self.step_time
         if free < self.free_min:
             self.free_min = free
-        term = self.token_ms * self.step_tokens
-        self.now = before + (
-            self.base_ms
-            + (term if term > self.flat_ms else self.flat_ms)
-            + self.prefill_ms * self.step_work
-            + self.context_ms * self.step_read
-            + self.sequence_ms * self.step_sequences
+        term = cost.token_ms * self.step_tokens
+        self.now += (
+            cost.base_ms
+            + (term if term > cost.flat_ms else cost.flat_ms)
+            + cost.prefill_ms * self.step_work
+            + cost.context_ms * self.step_read
+            + cost.sequence_ms * self.step_sequences
         )
-        slot, context = self.clock % self.block_size, self.context
-        running = n + len(self.prefilling) + len(joining)
         self.clock += 1
         self.steps += 1
         self.produced += n
-        self.context = context + n
-        self.leave()
+        self.context += n
+        self.events_left -= 1
+        if opens:
+            self.opened = True
+        ends = self.ends
+        if ends and ends[0] >> ROW_BITS <= self.clock:
+            self.leave()
         self.join(joining)
-        if self.spans is not None:
-            self.spans.append(
-                _new(Span, (
-                    1, self.step_tokens, running, n, context, slot, _NONE, opens, free, free,
-                    self.free_min, self.preemptions, self.steps - 1, before, self.now,
-                    len(self.finished),
-                ))
-            )  # fmt: skip

@@ -30,13 +30,16 @@ class Queues:
     tokens_max: list[int] = field(default_factory=list)
     priorities: list[int] = field(default_factory=list)
     running: list[int] = field(default_factory=list)
+    decoding: int = 0
+    """How many of `running` decode, if all of them are before those that prefill; or -1."""
     waiting: list[int] = field(default_factory=list)
     never_fits: list[str] = field(default_factory=list)
     """Keys of those left out because even alone they would not fit; the engine will refuse them."""
 
     def copy(self) -> "Queues":
         """One that goes its own way."""
-        return Queues(*(getattr(self, column.name).copy() for column in fields(self)))
+        columns = [getattr(self, each.name) for each in fields(self)]
+        return Queues(*(each if isinstance(each, int) else each.copy() for each in columns))
 
     def append(self, asked: "Newcomer") -> int:
         """The newcomer, behind all others; its row."""
@@ -79,6 +82,7 @@ def resolve(
     queues = Queues()
     keys, prompts, targets = queues.keys, queues.prompts, queues.targets
     computed_of, generated_of = queues.computed, queues.generated
+    tokens_max_of, priorities = queues.tokens_max, queues.priorities
     seen = {without}
     in_all = tokens_in_all(limits)
     row = 0
@@ -100,20 +104,27 @@ def resolve(
         if generated >= tokens_max:
             continue  # it has ended, and only the ledger does not know yet
         seen.add(key)
-        if state.phase in ("decoding", "prefilling"):
-            computed = min(state.computed_tokens, prompt + generated - 1)
-            computed_of.append(computed if computed > 0 else 0)
+        phase = state.phase
+        computed = 0
+        if phase == "decoding" or phase == "prefilling":
+            computed = state.computed_tokens
+            lacking_one = prompt + generated - 1
+            if computed > lacking_one:
+                computed = lacking_one
+            elif computed < 0:
+                computed = 0
             queues.running.append(row)
         else:
-            computed_of.append(0)
             queues.waiting.append(row)
+        computed_of.append(computed)
         keys.append(key)
         prompts.append(prompt)
         generated_of.append(generated)
         targets.append(expected(generated, state.p10, state.p50, state.p90, tokens_max))
-        queues.tokens_max.append(tokens_max)
-        queues.priorities.append(state.priority)
+        tokens_max_of.append(tokens_max)
+        priorities.append(state.priority)
         row += 1
+    queues.decoding = decoding_first(queues)
     return queues
 
 

@@ -7,9 +7,8 @@ steps are taken one by one, by the plain scheduler, until it has sorted itself o
 
 from pipeline.messages import EngineLimits, StepTime
 from predictor.lockstep import Lockstep
-from predictor.queues import Queues
+from predictor.queues import Queues, decoding_first
 from predictor.rules import by_events, restored
-from predictor.spans import Span
 from predictor.step_time import step_ms
 
 
@@ -19,20 +18,19 @@ def settled(
     queues: Queues,
     *,
     watched: int = -1,
-    spans: list[Span] | None = None,
 ) -> Lockstep:
-    """The engine in this state, or a few steps later. `watched` is the newcomer's row; what was
-    done on the way is appended to `spans`."""
+    """The engine in this state, or a few steps later. `watched` is the newcomer's row."""
     engine_type = by_events(limits)
     if engine_type.in_order(limits, queues):
         engine = engine_type(limits, step_time, queues)
-        engine.watched, engine.spans = watched, spans
+        engine.watched = watched
         return engine
 
     scheduler = restored(limits, queues)
     rows = {key: row for row, key in enumerate(queues.keys)}
     now, steps, produced, free_min = 0.0, 0, 0, limits.kv_blocks
     first_ms: float | None = None
+    opened = False
     finished: list[int] = []
     finish_ms: list[float] = []
     now_queues = queues.copy()
@@ -44,9 +42,9 @@ def settled(
             if engine.free == scheduler.blocks_free:
                 break
         plan = scheduler.step()
-        running, free, before = len(scheduler.running), scheduler.blocks_free, now
         now += step_ms(step_time, plan.load)
-        free_min = min(free_min, free)
+        free_min = min(free_min, scheduler.blocks_free)
+        opened |= plan.open
         grown = scheduler.complete(plan)
         steps += 1
         produced += len(grown)
@@ -57,23 +55,17 @@ def settled(
             if last:
                 finished.append(row)
                 finish_ms.append(now)
-        if spans is not None:
-            spans.append(
-                Span(
-                    1, plan.load.tokens, running, 0, 0, 0, [], plan.open, free, free, free_min,
-                    scheduler.preemptions, steps - 1, before, now, len(finished),
-                )
-            )  # fmt: skip
         now_queues.running = [rows[sequence.key] for sequence in scheduler.running]
         now_queues.waiting = [rows[sequence.key] for sequence in scheduler.waiting]
         for sequence in (*scheduler.running, *scheduler.waiting):
             row = rows[sequence.key]
             now_queues.computed[row] = sequence.computed
             now_queues.generated[row] = sequence.generated
+        now_queues.decoding = decoding_first(now_queues)
 
     engine.now, engine.steps, engine.produced = now, steps, produced
     engine.preemptions, engine.free_min = scheduler.preemptions, free_min
     engine.finished, engine.finish_ms = finished, finish_ms
-    engine.watched, engine.first_ms, engine.spans = watched, first_ms, spans
+    engine.watched, engine.first_ms, engine.opened = watched, first_ms, opened
     engine.done = watched in finished
     return engine

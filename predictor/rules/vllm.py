@@ -6,6 +6,7 @@ or joins, since the decoding ones take blocks and give none; so the steps betwee
 """
 
 from pipeline.messages import EngineLimits
+from predictor.batch import UNBOUNDED
 from predictor.lockstep import Lockstep
 from predictor.queues import Queues, decoding_first
 
@@ -20,34 +21,39 @@ class VllmEvents(Lockstep):
     def in_order(cls, limits: EngineLimits, queues: Queues) -> bool:
         return 0 <= decoding_first(queues) <= limits.max_num_batched_tokens
 
+    def may_open(self) -> bool:
+        return self.all_may_enter()
+
     def advance(self) -> None:
         """On to the next event and past it. Somebody must be there."""
-        limits = self.limits
-        n = self.decoding
-        if n < limits.max_num_batched_tokens and (
-            self.prefilling or (self.waiting and self._head_fits())
-        ):
-            self._mixed_step()
-            return
-        k = self.steps_to_finish()
-        need = self.blocks_for(k)
-        if need and need > self.free:
-            k = self.steps_with(self.free)
-            if k == 0:
-                self._mixed_step()
-                return
-            need = self.blocks_for(k)
-        self.decode(k, need)
-
-    def _head_fits(self) -> bool:
-        """Whether the next step would admit the head, given that nobody prefills."""
-        n = self.decoding
-        if n >= self.limits.max_num_seqs:
-            return False
+        limits, waiting, n = self.limits, self.waiting, self.decoding
         need = self.phases[self.clock % self.block_size]
         if need and need > self.free:
-            return False
-        return self._fits(self.waiting[0], n, self.free - need) > 0
+            self._mixed_step()
+            return
+        if n < limits.max_num_batched_tokens and (
+            self.prefilling or (waiting and self._head_fits(need))
+        ):
+            self._mixed_step()
+        elif self.prefilling:  # they wait until less than the whole budget goes to decodes
+            self.decode_on(UNBOUNDED, -UNBOUNDED)
+        else:
+            self.decode_on(limits.max_num_seqs, self._wanted() if waiting else UNBOUNDED)
+
+    def _head_fits(self, need: int) -> bool:
+        """Whether the next step, which takes `need` blocks, would admit the head, given that
+        nobody prefills."""
+        n = self.decoding
+        return (
+            n < self.limits.max_num_seqs and self._fits(self.waiting[0], n, self.free - need) > 0
+        )
+
+    def _wanted(self) -> int:
+        """With fewer blocks free the head is not admitted, however many tokens it is given."""
+        row = self.waiting[0]
+        if self.limits.reserve_full_isl:
+            return self.watermark - (self.left[row] - self.last[row] - 1) // self.block_size
+        return self.watermark + 1
 
     def _fits(self, row: int, tokens: int, free: int) -> int:
         """The chunk that a step with so many tokens admits of it, 0 if it does not."""
@@ -60,7 +66,7 @@ class VllmEvents(Lockstep):
             return 0
         required = -(-(length if limits.reserve_full_isl else chunk) // self.block_size)
         if tokens:
-            required += int(limits.watermark * limits.kv_blocks)
+            required += self.watermark
         return chunk if required <= free else 0
 
     def _mixed_step(self) -> None:
@@ -68,7 +74,7 @@ class VllmEvents(Lockstep):
         preemptions = self.preemptions
         need = self.phases[self.clock % self.block_size]
         if need and need > self.free:
-            self._decode_short()
+            self._decode_short(need)
         else:
             self.free -= need
         self.load(self.decoding)
@@ -80,26 +86,20 @@ class VllmEvents(Lockstep):
             self._admit(joining)
         self.step(joining, opens=admits and not self.waiting)
 
-    def _decode_short(self) -> None:
-        """There are not enough blocks for this step's tokens: in the running list's order each
-        one that needs a block takes it, if need be from the last of the list, or is the last."""
-        size, finish_at, last = self.block_size, self.finish_at, self.last
-        slot = self.clock % size
-        order = self.compact()
-        for row in order:  # it gets shorter, but only behind the one in hand, or the loop ends
-            if (finish_at[row] - last[row]) % size != slot:
-                continue
-            while self.free < 1:
-                if self.prefilling:
-                    self._evict_prefilling()
-                elif self._evict_decoding() == row:
-                    return
-            self.free -= 1
+    def _decode_short(self, need: int) -> None:
+        """There are not enough blocks for this step's tokens. In the running list's order each
+        one that needs a block takes it, if need be from the last of the list, or is the last: so
+        the last ones go, until those before them have enough."""
+        while self.prefilling and need > self.free:
+            self._evict_prefilling()
+        phases, slot = self.phases, self.clock % self.block_size
+        while need and need > self.free:
+            self._evict_decoding()
+            need = phases[slot]
+        self.free -= need
 
-    def _evict_decoding(self) -> int:
-        row = self.evict_last()
-        self.waiting.appendleft(row)
-        return row
+    def _evict_decoding(self) -> None:
+        self.waiting.appendleft(self.evict_last())
 
     def _evict_prefilling(self) -> int:
         row = self.prefilling.pop()

@@ -5,6 +5,7 @@ jumped over; at the edge each step is walked through.
 """
 
 from pipeline.messages import EngineLimits
+from predictor.batch import UNBOUNDED
 from predictor.lockstep import Lockstep
 from predictor.queues import Queues, decoding_first
 
@@ -13,9 +14,6 @@ class V0Events(Lockstep):
     """The running list is the decoding ones, then at most one unfinished prefill."""
 
     __slots__ = ()
-    ALLOCATES_WHOLE = True
-    WATERMARK_ALONE = True
-    BLOCKS_SPARE = 1
 
     @classmethod
     def in_order(cls, limits: EngineLimits, queues: Queues) -> bool:
@@ -26,19 +24,23 @@ class V0Events(Lockstep):
     def prefill_blocks(self, row: int) -> int:
         return -(-self._length(row) // self.block_size)
 
+    def may_open(self) -> bool:
+        # A step that preempts may admit too, into the blocks of those that it preempted.
+        return self._short() or self.all_may_enter()
+
     def advance(self) -> None:
-        if self.prefilling or (self.waiting and self._head_fits()):
+        if self.prefilling or self._short() or (self.waiting and self._head_fits()):
             self._mixed_step()
-            return
-        k = self.steps_to_finish()
-        need = self.blocks_for(k)
-        if need >= self.free:
-            k = self.steps_with(self.free - 1) if self.free > 0 else 0
-            if k == 0:
-                self._mixed_step()
-                return
-            need = self.blocks_for(k)
-        self.decode(k, need)
+        else:
+            wanted = UNBOUNDED
+            if self.waiting:
+                wanted = self.prefill_blocks(self.waiting[0]) + self.watermark
+            self.decode_on(self.limits.max_num_seqs, wanted, spare=1)
+
+    def _short(self) -> bool:
+        """Whether the next step preempts: nobody goes on without a free block."""
+        need = self.phases[self.clock % self.block_size]
+        return self.free < 1 or (need > 0 and need >= self.free)
 
     def _length(self, row: int) -> int:
         return self.last[row] + 1 - self.left[row]
@@ -51,7 +53,7 @@ class V0Events(Lockstep):
 
     def _fits(self, row: int, tokens: int, free: int) -> bool:
         limits = self.limits
-        required = self.prefill_blocks(row) + int(limits.watermark * limits.kv_blocks)
+        required = self.prefill_blocks(row) + self.watermark
         return tokens < limits.max_num_batched_tokens and required <= free
 
     def _mixed_step(self) -> None:
@@ -72,17 +74,17 @@ class V0Events(Lockstep):
         self.step(joining, opens=opens)
 
     def _decode_short(self, preempted: list[int]) -> None:
-        size, finish_at, last = self.block_size, self.finish_at, self.last
+        """Each one needs a free block in its turn, whether it takes it or not. So the last ones go
+        until one is free when the last that is left has its turn."""
+        size, phases = self.block_size, self.phases
         slot = self.clock % size
-        order = self.compact()
-        for row in order:  # it gets shorter, but only behind the one in hand, or the loop ends
-            while self.free < 1:
-                victim = self._evict_prefilling() if self.prefilling else self.evict_last()
-                preempted.append(victim)
-                if victim == row:
-                    return
-            if (finish_at[row] - last[row]) % size == slot:
-                self.free -= 1
+        while self.decoding:
+            row = self.last_decoding()
+            takes = (self.finish_at[row] - self.last[row]) % size == slot
+            if self.free - (phases[slot] - takes) >= 1:
+                break
+            preempted.append(self._evict_prefilling() if self.prefilling else self.evict_last())
+        self.free -= phases[slot]
 
     def _evict_prefilling(self) -> int:
         row = self.prefilling.pop()

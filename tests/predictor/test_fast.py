@@ -126,9 +126,13 @@ def test_a_newcomer_delays_those_present_and_nobody_after_them() -> None:
     states = [decoding("soon", 20, 5, 8), decoding("later", 20, 5, 400)]
     base = trajectory(ROOMY, STEP_TIME, states, expected=exactly)
     assert base.empty_ms == base.finish_ms["later"]
-    short = simulate_fast(ROOMY, STEP_TIME, states, probe(10, 5), expected=exactly)
-    long = simulate_fast(ROOMY, STEP_TIME, states, probe(10, 50), expected=exactly)
-    assert 0 < marginal_delay_ms(base, short) < marginal_delay_ms(base, long)
+    prepared = Prepared(ROOMY, STEP_TIME, states, expected=exactly)
+    delays = [
+        marginal_delay_ms(base, prepared.probe(probe(10, target), horizon="all"))
+        for target in (5, 50)
+    ]
+    assert 0 < delays[0] < delays[1]
+    short = prepared.probe(probe(10, 5))
     assert set(short.finish_ms) == {"soon", "new"}
     assert len(short.finish_ms) == 2
 
