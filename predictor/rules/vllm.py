@@ -6,12 +6,11 @@ or joins, since the decoding ones take blocks and give none; so the steps betwee
 """
 
 from pipeline.messages import EngineLimits
-from predictor.batch import UNBOUNDED
-from predictor.lockstep import Lockstep
+from predictor.mixed import MixedSteps
 from predictor.queues import Queues, decoding_first
 
 
-class VllmEvents(Lockstep):
+class VllmEvents(MixedSteps):
     """The running list is the decoding ones, then `prefilling`: only the last one admitted can be
     unfinished, and a state that is otherwise is stepped through before (predictor/fast.py)."""
 
@@ -26,34 +25,35 @@ class VllmEvents(Lockstep):
 
     def advance(self) -> None:
         """On to the next event and past it. Somebody must be there."""
-        limits, waiting, n = self.limits, self.waiting, self.decoding
-        need = self.phases[self.clock % self.block_size]
-        if need and need > self.free:
-            self._mixed_step()
+        limits = self.limits
+        whole = limits.reserve_full_isl
+        if self.flow(0, whole=whole, evicts=whole):
             return
+        n = self.decoding
         if n < limits.max_num_batched_tokens and (
-            self.prefilling or (waiting and self._head_fits(need))
+            self.prefilling or (self.waiting and self._head_fits())
         ):
             self._mixed_step()
-        elif self.prefilling:  # they wait until less than the whole budget goes to decodes
-            self.decode_on(UNBOUNDED, -UNBOUNDED)
-        else:
-            self.decode_on(limits.max_num_seqs, self._wanted() if waiting else UNBOUNDED)
+            return
+        k = self.steps_to_finish()
+        need = self.blocks_for(k)
+        if need and need > self.free:
+            k = self.steps_with(self.free)
+            if k == 0:
+                self._mixed_step()
+                return
+            need = self.blocks_for(k)
+        self.decode(k, need)
 
-    def _head_fits(self, need: int) -> bool:
-        """Whether the next step, which takes `need` blocks, would admit the head, given that
-        nobody prefills."""
+    def _head_fits(self) -> bool:
+        """Whether the next step would admit the head, given that nobody prefills."""
         n = self.decoding
-        return (
-            n < self.limits.max_num_seqs and self._fits(self.waiting[0], n, self.free - need) > 0
-        )
-
-    def _wanted(self) -> int:
-        """With fewer blocks free the head is not admitted, however many tokens it is given."""
-        row = self.waiting[0]
-        if self.limits.reserve_full_isl:
-            return self.watermark - (self.left[row] - self.last[row] - 1) // self.block_size
-        return self.watermark + 1
+        if n >= self.limits.max_num_seqs:
+            return False
+        need = self.phases[self.clock % self.block_size]
+        if need and need > self.free:
+            return False
+        return self._fits(self.waiting[0], n, self.free - need) > 0
 
     def _fits(self, row: int, tokens: int, free: int) -> int:
         """The chunk that a step with so many tokens admits of it, 0 if it does not."""

@@ -5,12 +5,11 @@ jumped over; at the edge each step is walked through.
 """
 
 from pipeline.messages import EngineLimits
-from predictor.batch import UNBOUNDED
-from predictor.lockstep import Lockstep
+from predictor.mixed import MixedSteps
 from predictor.queues import Queues, decoding_first
 
 
-class V0Events(Lockstep):
+class V0Events(MixedSteps):
     """The running list is the decoding ones, then at most one unfinished prefill."""
 
     __slots__ = ()
@@ -29,13 +28,17 @@ class V0Events(Lockstep):
         return self._short() or self.all_may_enter()
 
     def advance(self) -> None:
+        if self.flow(1, whole=True, evicts=False):
+            return
         if self.prefilling or self._short() or (self.waiting and self._head_fits()):
             self._mixed_step()
-        else:
-            wanted = UNBOUNDED
-            if self.waiting:
-                wanted = self.prefill_blocks(self.waiting[0]) + self.watermark
-            self.decode_on(self.limits.max_num_seqs, wanted, spare=1)
+            return
+        k = self.steps_to_finish()
+        need = self.blocks_for(k)
+        if need >= self.free:
+            k = self.steps_with(self.free - 1)
+            need = self.blocks_for(k)
+        self.decode(k, need)
 
     def _short(self) -> bool:
         """Whether the next step preempts: nobody goes on without a free block."""

@@ -1,0 +1,182 @@
+"""The common run of an engine whose steps mix decodes with prefills, in one loop.
+
+Between finishes the batch decodes; whoever leaves makes room for the next of the queue, whose whole
+prompt goes into one step; where the blocks run out the last of the running list makes room. That is
+what nearly all of a forecast consists of, and here the rule sets agree. What is rarer (prompts in
+several chunks, states that do not add up) they do event by event.
+"""
+
+from bisect import insort
+from itertools import islice
+
+from predictor.batch import ROW_BITS, ROW_MASK
+from predictor.lockstep import Lockstep
+
+
+class MixedSteps(Lockstep):
+    """One engine on its way; rule sets begin their `advance` with `flow`."""
+
+    __slots__ = ()
+
+    def all_may_enter(self) -> bool:
+        """Whether the next step may admit all that wait. True where unsure: only their places and
+        blocks are counted, and of the last one any part may do."""
+        waiting, size = self.waiting, self.block_size
+        if len(waiting) > self.limits.max_num_seqs - self.decoding - len(self.prefilling):
+            return False
+        free, last, left = self.free - 1, self.last, self.left
+        for row in islice(waiting, max(0, len(waiting) - 1)):
+            if free < 0:
+                return False
+            free -= -((left[row] - last[row] - 1) // size)
+        return free >= 0
+
+    def flow(self, spare: int, *, whole: bool, evicts: bool) -> bool:
+        """On for as long as the steps are of the common kind. Whether it took any.
+
+        A step leaves `spare` blocks free, or somebody is preempted; with `evicts` that is done
+        here, and admits nobody. `whole`: an admission is refused if its whole prompt does not
+        fit. Before `opened` is set no step is taken that would set it, and it ends with the event
+        in which the watched row finishes.
+
+        This is where the time of a forecast goes, so it works on locals, and counts blocks in its
+        own way: at the clock c = q·size + slot the decoding ones hold
+
+            n·q + (how many have a phase below slot) - Σ (finish_at - last) // size
+
+        and `pool` is what would be free but for the first two terms.
+        """
+        size, free, ends = self.block_size, self.free, self.ends
+        if self.prefilling or not ends or free < spare:
+            return False
+        limits, cost, watched, opened = self.limits, self.step_time, self.watched, self.opened
+        places, budget, watermark = (
+            limits.max_num_seqs, limits.max_num_batched_tokens, self.watermark,
+        )  # fmt: skip
+        base_ms, flat_ms, token_ms = cost.base_ms, cost.flat_ms, cost.token_ms
+        context_ms, sequence_ms = cost.context_ms, cost.sequence_ms
+        waiting, order, phases = self.waiting, self.order, self.phases
+        last_of, left_of, finish_at = self.last, self.left, self.finish_at
+        finished, finish_ms = self.finished, self.finish_ms
+        n, context, now, clock = self.decoding, self.context, self.now, self.clock
+        free_min, produced, events_left = self.free_min, self.produced, self.events_left
+        started = clock
+        slot = clock % size
+        pool = free + n * (clock // size) + sum(phases[:slot])
+        head = 0
+        """Of `ends`; those before it have left."""
+        while n and free >= spare and events_left > 0 and not self.done:
+            joining: list[int] = []
+            if waiting and n < places:
+                room = free - phases[slot] - watermark
+                tokens, work = n, 0.0
+                for row in waiting:
+                    length = last_of[row] + 1 - left_of[row]
+                    blocks = -(-length // size)
+                    if blocks > room and whole:
+                        break
+                    if tokens + length > budget:
+                        tokens = -1  # a part of it may be admitted
+                        break
+                    if blocks > room:
+                        break
+                    joining.append(row)
+                    room -= blocks
+                    tokens += length
+                    work += length * length
+                    if n + len(joining) == places:
+                        break
+                if tokens < 0 or (not opened and len(joining) == len(waiting)):
+                    break
+
+            short = False
+            if joining:
+                k, more = 1, n
+                free = room + watermark
+                term = token_ms * tokens
+                now += (
+                    base_ms
+                    + (term if term > flat_ms else flat_ms)
+                    + cost.prefill_ms * work / 2
+                    + context_ms * context
+                    + sequence_ms * (n + len(joining))
+                )
+            else:
+                due = ends[head] >> ROW_BITS
+                after = pool - n * (due // size) - sum(phases[: due % size])
+                if after < spare:
+                    short = True
+                    self.clock, self.decoding = clock, n
+                    due = clock + self.steps_with(free - spare)
+                    after = pool - n * (due // size) - sum(phases[: due % size])
+                free = after
+                k = due - clock
+                more = k * n
+                term = token_ms * n
+                now += k * (
+                    base_ms + (term if term > flat_ms else flat_ms) + sequence_ms * n
+                ) + context_ms * (k * context + more * (k - 1) / 2)
+            if free < free_min:
+                free_min = free
+            clock += k
+            slot = clock % size
+            context += more
+            produced += more
+            events_left -= 1
+
+            if short:
+                if not evicts:
+                    break
+                self.clock, self.decoding, self.free, self.context = clock, n, free, context
+                while phases[slot] > self.free and self.decoding > 1:
+                    waiting.appendleft(self.evict_last())
+                n, free, context = self.decoding, self.free, self.context
+                if phases[slot] > free:
+                    break  # alone, and still without enough
+                pool = free + n * (clock // size) + sum(phases[:slot])
+                continue
+
+            limit = (clock + 1) << ROW_BITS
+            while n and ends[head] < limit:
+                row = ends[head] & ROW_MASK
+                head += 1
+                n -= 1
+                last = last_of[row]
+                finish_at[row] = 0
+                context -= last
+                phases[(clock - last) % size] -= 1
+                pool -= (clock - last) // size
+                free -= -last // size
+                finished.append(row)
+                finish_ms.append(now)
+                if row == watched:
+                    self.done = True
+
+            for row in joining:
+                waiting.popleft()
+                if row == watched and self.first_ms is None:
+                    self.first_ms = now
+                produced += 1
+                left, last = left_of[row] - 1, last_of[row]
+                if left:
+                    due = clock + left
+                    n += 1
+                    finish_at[row] = due
+                    context += last - left
+                    phases[(due - last) % size] += 1
+                    pool += (due - last) // size
+                    order.append(row)
+                    insort(ends, due << ROW_BITS | row, head)
+                else:
+                    free -= -last // size
+                    finished.append(row)
+                    finish_ms.append(now)
+                    if row == watched:
+                        self.done = True
+
+        del ends[:head]
+        self.steps += clock - started
+        self.decoding, self.context, self.now, self.clock = n, context, now, clock
+        self.free, self.free_min = free, free_min
+        self.produced, self.events_left = produced, events_left
+        return clock > started
