@@ -14,6 +14,7 @@ It knows no durations (predictor/lockstep.py) and no rules (predictor/rules).
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
+from operator import add, sub
 from typing import Self
 
 from pipeline.messages import EngineLimits, StepTime
@@ -31,7 +32,7 @@ class Batch:
     __slots__ = (
         "block_size", "clock", "context", "decoding", "done", "ends", "events_left", "finish_at",
         "finish_ms", "finished", "first_ms", "free", "free_min", "last", "left", "limits", "now",
-        "opened", "order", "phases", "preemptions", "prefilled", "prefilling", "produced",
+        "opened", "opens_next", "order", "phases", "preemptions", "prefilled", "prefilling", "produced",
         "step_read", "step_sequences", "step_time", "step_tokens", "step_work", "steps", "targets",
         "waiting", "watched", "watermark",
     )  # fmt: skip
@@ -43,8 +44,8 @@ class Batch:
         self.watermark = int(limits.watermark * limits.kv_blocks)
         """Blocks that an admission has to leave free."""
         self.targets = queues.targets
-        self.last = [p + t - 1 for p, t in zip(queues.prompts, queues.targets, strict=True)]
-        self.left = [t - g for t, g in zip(queues.targets, queues.generated, strict=True)]
+        self.last = [tokens - 1 for tokens in map(add, queues.prompts, queues.targets)]
+        self.left = list(map(sub, queues.targets, queues.generated))
         """Tokens to generate, of those that do not decode."""
         self.prefilled = queues.computed[:]
         """KV entries of those in `prefilling`."""
@@ -67,6 +68,8 @@ class Batch:
         self.opened = False
         """There was a step in which one more request, behind all that wait, would have been
         tried."""
+        self.opens_next = False
+        """The next step will be such a one. Not always noticed before."""
         self._restore(queues)
 
     def _restore(self, queues: Queues) -> None:
@@ -82,16 +85,13 @@ class Batch:
         self.finish_at = finish_at = [0] * len(left)
         """0 for those that do not decode."""
         self.phases = phases = [0] * size
-        free, context = self.limits.kv_blocks, 0
-        self.free_min = free
-        for row in order:
-            # Only its newest token still lacks an entry.
+        held = [computed_of[row] for row in order]  # only its newest token still lacks an entry
+        for row, computed in zip(order, held, strict=True):
             finish_at[row] = left[row]
-            computed = computed_of[row]
-            context += computed
             phases[-computed % size] += 1
-            free += -computed // size  # floor of the negative: minus the blocks, rounded up
-        self.free, self.context = free, context
+        self.context = sum(held)
+        self.free_min = self.free = self.limits.kv_blocks
+        self.free += sum([-computed // size for computed in held])  # minus the blocks, rounded up
         for row in self.prefilling:
             self.free -= self.prefill_blocks(row)
 
@@ -108,7 +108,9 @@ class Batch:
         return other
 
     def append(self, prompt: int, target: int) -> int:
-        """A fresh request behind all that wait; its row, whose first token's time is kept."""
+        """A fresh request behind all that wait; its row, whose first token's time is kept. Nobody
+        is to follow it: `opened` counts as set."""
+        self.opened = True
         row = self.watched = len(self.last)
         self.last.append(prompt + target - 1)
         self.left.append(target)

@@ -55,8 +55,7 @@ class Prepared:
 
     def probe(self, probe: Probe, *, horizon: Horizon = "newcomer") -> Forecast:
         """What the newcomer would experience behind everybody. Raises PromptTooLong."""
-        if any(state.key == probe.key for state in self._requests):
-            # On its way here already, or asked about a moment ago.
+        if probe.key in self._queues.keys:  # on its way here already, or asked about just now
             others = [state for state in self._requests if state.key != probe.key]
             return Prepared(
                 self._limits,
@@ -136,7 +135,7 @@ class Prepared:
 
 def _until_first_in_line(engine: Lockstep) -> Lockstep:
     """The last moment of which it is certain that nothing before it depends on a newcomer."""
-    while engine.waiting and engine.events_left > 0:
+    while engine.waiting and engine.events_left > 0 and not engine.opens_next:
         if not engine.may_open():
             engine.advance()
             continue

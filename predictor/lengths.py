@@ -13,7 +13,6 @@ outlived their p90, those that had gone on for 1, 1.25, 1.5 and 2 times p90 went
 a = 4.5. No answer there has over 789 tokens, so the true tail may be heavier.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, erfc, exp, log, sqrt
 from math import pow as power
@@ -45,46 +44,29 @@ def expected_total(generated: int, p10: float, p50: float, p90: float, tokens_ma
     if p10 == p50 == p90 and generated < p50:
         expected = p50
     else:
-        shape = _shape(p10, p50, p90, tokens_max)
-        if generated >= shape.p90:
-            expected = _power_law(generated, tokens_max, min(shape.tail, OUTLIVED_TAIL))
+        shape_p50, shape_p90, tail, mean, lower, upper = _shape(p10, p50, p90, tokens_max)
+        if generated >= shape_p90:
+            expected = _power_law(generated, tokens_max, min(tail, OUTLIVED_TAIL))
         elif generated <= 0:
-            expected = shape.mean
+            expected = mean
         else:
-            side = shape.lower if generated < shape.p50 else shape.upper
-            z = (log(generated) - shape.middle) / side.width
-            # Twice the survival, and twice the part of the expectation that is still ahead.
-            ahead = side.mean * (side.end - erfc((side.width - z) * ROOT_HALF)) + side.beyond
-            expected = ahead / erfc(z * ROOT_HALF)
+            middle, scale, shift, whole, beyond = lower if generated < shape_p50 else upper
+            place = (log(generated) - middle) * scale
+            # Twice the part of the expectation that is still ahead, and twice the survival.
+            expected = (beyond - whole * erfc(shift - place)) / erfc(place)
     if expected >= tokens_max:
         return tokens_max
     total = ceil(expected)
     return total if total > generated else generated + 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """A log-normal as far as it holds. Twice what is said: `erfc` is twice a normal's tail."""
-
-    width: float
-    mean: float
-    end: float
-    """P(z < end of this side), of the normal that the expectation integrates."""
-    beyond: float
-    """What lengths past the end contribute to the expectation."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """All that does not depend on what was generated."""
-
-    p50: float
-    p90: float
-    middle: float
-    lower: _Side
-    upper: _Side
-    tail: float
-    mean: float
+_Side = tuple[float, float, float, float, float]
+"""A log-normal as far as it holds: its logarithm's mean; one over its width, over √2; the width
+over √2; its own mean; twice what it would contribute, from nothing to its end, and what lengths past
+the end do. `erfc` is twice a normal's tail."""
+_Shape = tuple[float, float, float, float, _Side, _Side]
+"""All that does not depend on what was generated: p50, p90, the exponent past p90, the mean, and the
+sides below and above p50. Plain tuples: this is looked up for every request of every forecast."""
 
 
 @lru_cache(maxsize=8192)
@@ -101,23 +83,19 @@ def _shape(p10: float, p50: float, p90: float, tokens_max: int) -> _Shape:
     upper = _side(middle, above, p90, most, past_p90)
     past_p50 = None
     if p50 < most:
-        past_p50 = upper.mean * (upper.end - erfc(above * ROOT_HALF)) + upper.beyond
+        past_p50 = upper[4] - upper[3] * erfc(above * ROOT_HALF)
     lower = _side(middle, below, p50, most, past_p50)
-    mean = (lower.mean * lower.end + lower.beyond) / 2
-    return _Shape(p50, p90, middle, lower, upper, tail, mean)
+    return p50, p90, tail, lower[4] / 2, lower, upper
 
 
-def _side(middle: float, width: float, end: float, most: float, beyond: float | None) -> _Side:
-    """Up to `end`, or to `most` if that comes first: `beyond` is None then."""
+def _side(middle: float, width: float, end: float, most: float, past: float | None) -> _Side:
+    """Up to `end`, or to `most` if that comes first: `past` is None then."""
     z = (log(min(end, most)) - middle) / width
-    if beyond is None:
-        beyond = most * erfc(z * ROOT_HALF)
-    return _Side(
-        width=width,
-        mean=exp(middle + width * width / 2),
-        end=erfc((width - z) * ROOT_HALF),
-        beyond=beyond,
-    )
+    if past is None:
+        past = most * erfc(z * ROOT_HALF)
+    shift = width * ROOT_HALF
+    mean = exp(middle + width * width / 2)
+    return middle, ROOT_HALF / width, shift, mean, mean * erfc(shift - z * ROOT_HALF) + past
 
 
 def _power_law(start: float, most: float, tail: float) -> float:

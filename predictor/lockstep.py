@@ -7,7 +7,7 @@ has to leave.
 from abc import ABC, abstractmethod
 
 from pipeline.messages import EngineLimits
-from predictor.batch import ROW_BITS, Batch
+from predictor.batch import ROW_BITS, ROW_MASK, Batch
 from predictor.queues import Queues
 
 
@@ -51,6 +51,76 @@ class Lockstep(Batch, ABC):
         if not self.waiting:
             self.opened = True
         self.leave()
+
+    def drain(self, spare: int) -> bool:
+        """Decode from one finish to the next where nobody waits or prefills, until all or the
+        watched row have finished, or a step would leave fewer than `spare` blocks. Whether it
+        took any step.
+
+        Half of a forecast's time goes here, so it works on locals, and counts blocks in its own
+        way: at the clock c = q·size + slot the decoding ones hold
+
+            n·q + (how many have a phase below slot) - Σ (finish_at - last) // size
+
+        and `pool` is what would be free but for the first two terms.
+        """
+        free, ends, clock, n, size = self.free, self.ends, self.clock, self.decoding, self.block_size
+        if free < spare or not n:
+            return False
+        phases, last_of, finish_at, cost = self.phases, self.last, self.finish_at, self.step_time
+        base_ms, flat_ms, token_ms = cost.base_ms, cost.flat_ms, cost.token_ms
+        context_ms, sequence_ms = cost.context_ms, cost.sequence_ms
+        finished, finish_ms, watched = self.finished, self.finish_ms, self.watched
+        context, now, produced, free_min = self.context, self.now, self.produced, self.free_min
+        pool = free + n * (clock // size) + sum(phases[: clock % size])
+        started, events_left, head = clock, self.events_left, 0
+        floor = max(free_min, spare)
+        stop = -1
+        """The clock at which the watched row finishes, once that is reached."""
+        for entry in ends:
+            due = entry >> ROW_BITS
+            if due > clock:
+                if clock == stop or events_left <= 0:
+                    break
+                blocks = n * (due // size)
+                if pool - blocks - n < floor:  # at most n have a phase below the slot
+                    free = pool - blocks - sum(phases[: due % size])
+                    if free < spare:
+                        break
+                    if free < free_min:
+                        free_min = floor = free
+                k = due - clock
+                more = k * n
+                term = token_ms * n
+                if term < flat_ms:
+                    term = flat_ms
+                now += k * (base_ms + term + sequence_ms * n) + context_ms * (
+                    k * context + more * (k - 1) / 2
+                )
+                context += more
+                produced += more
+                clock = due
+                events_left -= 1
+            row = entry & ROW_MASK
+            head += 1
+            n -= 1
+            last = last_of[row]
+            context -= last
+            age = due - last
+            phases[age % size] -= 1
+            pool -= age // size
+            finish_at[row] = 0
+            finished.append(row)
+            finish_ms.append(now)
+            if row == watched:
+                stop = due
+        del ends[:head]
+        self.done = self.done or stop >= 0
+        self.steps += clock - started
+        self.decoding, self.context, self.now, self.clock = n, context, now, clock
+        self.produced, self.events_left, self.free_min = produced, events_left, free_min
+        self.free = pool - n * (clock // size) - sum(phases[: clock % size])
+        return head > 0
 
     def load(self, tokens: int) -> None:
         """Begin the account of a single step, in which so many decode."""

@@ -36,15 +36,8 @@ class MixedSteps(Lockstep):
 
         A step leaves `spare` blocks free, or somebody is preempted; with `evicts` that is done
         here, and admits nobody. `whole`: an admission is refused if its whole prompt does not
-        fit. Before `opened` is set no step is taken that would set it, and it ends with the event
-        in which the watched row finishes.
-
-        This is where the time of a forecast goes, so it works on locals, and counts blocks in its
-        own way: at the clock c = q·size + slot the decoding ones hold
-
-            n·q + (how many have a phase below slot) - Σ (finish_at - last) // size
-
-        and `pool` is what would be free but for the first two terms.
+        fit. It ends before a step that would set `opened`, and with the event in which the watched
+        row finishes or the queue is empty. It counts blocks as `drain` does.
         """
         size, free, ends = self.block_size, self.free, self.ends
         if self.prefilling or not ends or free < spare:
@@ -63,20 +56,21 @@ class MixedSteps(Lockstep):
         started = clock
         slot = clock % size
         pool = free + n * (clock // size) + sum(phases[:slot])
+        done = False
         head = 0
         """Of `ends`; those before it have left."""
-        while n and free >= spare and events_left > 0 and not self.done:
+        while free >= spare and n and events_left > 0:
             joining: list[int] = []
             if waiting and n < places:
                 room = free - phases[slot] - watermark
-                tokens, work = n, 0.0
+                tokens, work = n, 0
                 for row in waiting:
                     length = last_of[row] + 1 - left_of[row]
                     blocks = -(-length // size)
                     if blocks > room and whole:
                         break
                     if tokens + length > budget:
-                        tokens = -1  # a part of it may be admitted
+                        tokens = -1  # it may be that a part of it is admitted
                         break
                     if blocks > room:
                         break
@@ -86,7 +80,10 @@ class MixedSteps(Lockstep):
                     work += length * length
                     if n + len(joining) == places:
                         break
-                if tokens < 0 or (not opened and len(joining) == len(waiting)):
+                if tokens < 0:
+                    break
+                if not opened and len(joining) == len(waiting):
+                    self.opens_next = True
                     break
 
             short = False
@@ -116,7 +113,7 @@ class MixedSteps(Lockstep):
                 now += k * (
                     base_ms + (term if term > flat_ms else flat_ms) + sequence_ms * n
                 ) + context_ms * (k * context + more * (k - 1) / 2)
-            if free < free_min:
+            if free < free_min and k:
                 free_min = free
             clock += k
             slot = clock % size
@@ -150,7 +147,7 @@ class MixedSteps(Lockstep):
                 finished.append(row)
                 finish_ms.append(now)
                 if row == watched:
-                    self.done = True
+                    done = True
 
             for row in joining:
                 waiting.popleft()
@@ -172,7 +169,12 @@ class MixedSteps(Lockstep):
                     finished.append(row)
                     finish_ms.append(now)
                     if row == watched:
-                        self.done = True
+                        done = True
+            if done:
+                self.done = True
+                break
+            if not waiting:
+                break
 
         del ends[:head]
         self.steps += clock - started

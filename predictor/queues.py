@@ -83,9 +83,10 @@ def resolve(
     keys, prompts, targets = queues.keys, queues.prompts, queues.targets
     computed_of, generated_of = queues.computed, queues.generated
     tokens_max_of, priorities = queues.tokens_max, queues.priorities
+    running, waiting = queues.running, queues.waiting
     seen = {without}
     in_all = tokens_in_all(limits)
-    row = 0
+    row = decoding = 0
     for state in requests:
         key = state.key
         if key in seen:
@@ -108,14 +109,15 @@ def resolve(
         computed = 0
         if phase == "decoding" or phase == "prefilling":
             computed = state.computed_tokens
-            lacking_one = prompt + generated - 1
-            if computed > lacking_one:
-                computed = lacking_one
+            if computed >= prompt + generated - 1:
+                computed = prompt + generated - 1
+                if generated:
+                    decoding = decoding + 1 if decoding == len(running) else -1
             elif computed < 0:
                 computed = 0
-            queues.running.append(row)
+            running.append(row)
         else:
-            queues.waiting.append(row)
+            waiting.append(row)
         computed_of.append(computed)
         keys.append(key)
         prompts.append(prompt)
@@ -124,7 +126,7 @@ def resolve(
         tokens_max_of.append(tokens_max)
         priorities.append(state.priority)
         row += 1
-    queues.decoding = decoding_first(queues)
+    queues.decoding = decoding
     return queues
 
 

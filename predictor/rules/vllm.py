@@ -27,6 +27,8 @@ class VllmEvents(MixedSteps):
         """On to the next event and past it. Somebody must be there."""
         limits = self.limits
         whole = limits.reserve_full_isl
+        if not self.waiting and not self.prefilling and self.drain(0):
+            return
         if self.flow(0, whole=whole, evicts=whole):
             return
         n = self.decoding

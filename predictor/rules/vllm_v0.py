@@ -28,6 +28,8 @@ class V0Events(MixedSteps):
         return self._short() or self.all_may_enter()
 
     def advance(self) -> None:
+        if not self.waiting and not self.prefilling and self.drain(1):
+            return
         if self.flow(1, whole=True, evicts=False):
             return
         if self.prefilling or self._short() or (self.waiting and self._head_fits()):
