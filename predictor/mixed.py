@@ -6,7 +6,7 @@ what nearly all of a forecast consists of, and here the rule sets agree. What is
 several chunks, states that do not add up) they do event by event.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from itertools import islice
 
 from predictor.batch import ROW_BITS, ROW_MASK
@@ -103,9 +103,15 @@ class MixedSteps(Lockstep):
                 after = pool - n * (due // size) - sum(phases[: due % size])
                 if after < spare:
                     short = True
-                    self.clock, self.decoding = clock, n
-                    due = clock + self.steps_with(free - spare)
-                    after = pool - n * (due // size) - sum(phases[: due % size])
+                    after, due = free - spare, clock
+                    if after >= n:
+                        due += after // n * size
+                        after %= n
+                    while phases[slot] <= after:
+                        after -= phases[slot]
+                        due += 1
+                        slot = due % size
+                    after += spare
                 free = after
                 k = due - clock
                 more = k * n
@@ -124,13 +130,24 @@ class MixedSteps(Lockstep):
             if short:
                 if not evicts:
                     break
-                self.clock, self.decoding, self.free, self.context = clock, n, free, context
-                while phases[slot] > self.free and self.decoding > 1:
-                    waiting.appendleft(self.evict_last())
-                n, free, context = self.decoding, self.free, self.context
+                while phases[slot] > free and n > 1:
+                    row = order.pop()
+                    due = finish_at[row]
+                    if not due:
+                        continue  # it left before
+                    last = last_of[row]
+                    finish_at[row] = 0
+                    left_of[row] = left = due - clock
+                    n -= 1
+                    context -= last - left
+                    free -= (left - last) // size
+                    phases[(due - last) % size] -= 1
+                    pool -= (due - last) // size
+                    del ends[bisect_left(ends, due << ROW_BITS | row, head)]
+                    waiting.appendleft(row)
+                    self.preemptions += 1
                 if phases[slot] > free:
                     break  # alone, and still without enough
-                pool = free + n * (clock // size) + sum(phases[:slot])
                 continue
 
             limit = (clock + 1) << ROW_BITS
