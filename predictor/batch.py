@@ -18,7 +18,7 @@ from operator import add, sub
 from typing import Self
 
 from pipeline.messages import EngineLimits, StepTime
-from predictor.queues import Queues
+from predictor.queues import Newcomer, Queues
 
 ROW_BITS = 20
 """An entry of `ends` is finish_at << ROW_BITS | row: one integer is cheaper than a pair."""
@@ -30,22 +30,26 @@ class Batch:
     """The decoding requests of one engine, and the queues around them. A row is the queues'."""
 
     __slots__ = (
-        "block_size", "clock", "context", "decoding", "done", "ends", "events_left", "finish_at",
-        "finish_ms", "finished", "first_ms", "free", "free_min", "last", "left", "limits", "now",
-        "opened", "opens_next", "order", "phases", "preemptions", "prefilled", "prefilling", "produced",
-        "step_read", "step_sequences", "step_time", "step_tokens", "step_work", "steps", "targets",
+        "base_ms", "block_size", "clock", "context", "context_ms", "decoding", "done", "ends",
+        "events_left", "finish_at", "finish_ms", "finished", "first_ms", "flat_ms", "free",
+        "free_min", "last", "left", "limits", "now", "opened", "opens_next", "order", "phases",
+        "preemptions", "prefill_ms", "prefilled", "prefilling", "produced", "sequence_ms",
+        "step_read", "step_sequences", "step_tokens", "step_work", "steps", "targets", "token_ms",
         "waiting", "watched", "watermark",
     )  # fmt: skip
 
     def __init__(self, limits: EngineLimits, step_time: StepTime, queues: Queues) -> None:
         """`queues.running` is those that decode, then those that prefill."""
-        self.limits, self.step_time = limits, step_time
+        self.limits = limits
         self.block_size = limits.block_size
+        self.base_ms, self.flat_ms = step_time.base_ms, step_time.flat_ms
+        self.token_ms, self.prefill_ms = step_time.token_ms, step_time.prefill_ms
+        self.context_ms, self.sequence_ms = step_time.context_ms, step_time.sequence_ms
         self.watermark = int(limits.watermark * limits.kv_blocks)
         """Blocks that an admission has to leave free."""
         self.targets = queues.targets
-        self.last = [tokens - 1 for tokens in map(add, queues.prompts, queues.targets)]
-        self.left = list(map(sub, queues.targets, queues.generated))
+        self.last: list[int] = [tokens - 1 for tokens in map(add, queues.prompts, queues.targets)]
+        self.left: list[int] = list(map(sub, queues.targets, queues.generated))
         """Tokens to generate, of those that do not decode."""
         self.prefilled = queues.computed[:]
         """KV entries of those in `prefilling`."""
@@ -75,10 +79,13 @@ class Batch:
     def _restore(self, queues: Queues) -> None:
         size, left, computed_of = self.block_size, self.left, queues.computed
         running, decoding = queues.running, queues.decoding
+        if decoding < 0:  # for rules by which it is no matter in which order they are
+            running = sorted(running, key=lambda row: not queues.decodes(row))
+            decoding = sum(map(queues.decodes, running))
         self.decoding = decoding
         self.order = order = running[:decoding]
         """The running list's decoding part; those with `finish_at` 0 have left it."""
-        self.prefilling = running[decoding:]
+        self.prefilling = prefilling = running[decoding:]
         """In the running list, behind all that decode."""
         self.ends = sorted([left[row] << ROW_BITS | row for row in order])
         """Of all that decode."""
@@ -92,7 +99,7 @@ class Batch:
         self.context = sum(held)
         self.free_min = self.free = self.limits.kv_blocks
         self.free += sum([-computed // size for computed in held])  # minus the blocks, rounded up
-        for row in self.prefilling:
+        for row in prefilling:
             self.free -= self.prefill_blocks(row)
 
     def copy(self) -> Self:
@@ -107,14 +114,14 @@ class Batch:
         other.waiting, other.phases = self.waiting.copy(), self.phases[:]
         return other
 
-    def append(self, prompt: int, target: int) -> int:
+    def append(self, asked: Newcomer) -> int:
         """A fresh request behind all that wait; its row, whose first token's time is kept. Nobody
         is to follow it: `opened` counts as set."""
         self.opened = True
         row = self.watched = len(self.last)
-        self.last.append(prompt + target - 1)
-        self.left.append(target)
-        self.targets.append(target)
+        self.last.append(asked.prompt + asked.target - 1)
+        self.left.append(asked.target)
+        self.targets.append(asked.target)
         self.prefilled.append(0)
         self.finish_at.append(0)
         self.waiting.append(row)

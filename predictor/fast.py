@@ -29,6 +29,8 @@ class Prepared:
         expected: ExpectedTotal = expected_total,
         events_max: int = EVENTS_MAX,
     ) -> None:
+        if events_max < 1:
+            raise ValueError("events_max must be at least 1")
         self._limits, self._step_time, self._requests = limits, step_time, requests
         self._expected, self._events_max = expected, events_max
         self._queues = resolve(limits, requests, expected=expected)
@@ -99,7 +101,7 @@ class Prepared:
         """An engine of its own that the newcomer has come to."""
         if not self._settled_first:
             engine = self._engine.copy()
-            engine.append(asked.prompt, asked.target)
+            engine.append(asked)
             return engine
         queues = self._queues.copy()
         row = queues.append(asked)

@@ -62,11 +62,11 @@ def expected_total(generated: int, p10: float, p50: float, p90: float, tokens_ma
 
 _Side = tuple[float, float, float, float, float]
 """A log-normal as far as it holds: its logarithm's mean; one over its width, over √2; the width
-over √2; its own mean; twice what it would contribute, from nothing to its end, and what lengths past
-the end do. `erfc` is twice a normal's tail."""
+over √2; its own mean; and twice what it would contribute from nothing to its end, with what lengths
+past the end do. `erfc` is twice a normal's tail."""
 _Shape = tuple[float, float, float, float, _Side, _Side]
-"""All that does not depend on what was generated: p50, p90, the exponent past p90, the mean, and the
-sides below and above p50. Plain tuples: this is looked up for every request of every forecast."""
+"""All that does not depend on what was generated: p50, p90, the exponent past p90, the mean, and
+the sides below and above p50. Plain tuples, as it is looked up for every request of a forecast."""
 
 
 @lru_cache(maxsize=8192)

@@ -36,13 +36,13 @@ class Lockstep(Batch, ABC):
 
     def decode(self, k: int, need: int) -> None:
         """k steps that only decode and take `need` blocks; nobody leaves before the last."""
-        n, context, cost = self.decoding, self.context, self.step_time
+        n, context = self.decoding, self.context
         self.free = free = self.free - need
         if free < self.free_min:
             self.free_min = free
         self.now += k * (
-            cost.base_ms + max(cost.flat_ms, cost.token_ms * n) + cost.sequence_ms * n
-        ) + cost.context_ms * (k * context + n * (k * (k - 1) // 2))
+            self.base_ms + max(self.flat_ms, self.token_ms * n) + self.sequence_ms * n
+        ) + self.context_ms * (k * context + n * (k * (k - 1) // 2))
         self.clock += k
         self.steps += k
         self.produced += k * n
@@ -64,12 +64,18 @@ class Lockstep(Batch, ABC):
 
         and `pool` is what would be free but for the first two terms.
         """
-        free, ends, clock, n, size = self.free, self.ends, self.clock, self.decoding, self.block_size
+        free, ends, clock, n, size = (
+            self.free,
+            self.ends,
+            self.clock,
+            self.decoding,
+            self.block_size,
+        )
         if free < spare or not n:
             return False
-        phases, last_of, finish_at, cost = self.phases, self.last, self.finish_at, self.step_time
-        base_ms, flat_ms, token_ms = cost.base_ms, cost.flat_ms, cost.token_ms
-        context_ms, sequence_ms = cost.context_ms, cost.sequence_ms
+        phases, last_of, finish_at = self.phases, self.last, self.finish_at
+        base_ms, flat_ms, token_ms = self.base_ms, self.flat_ms, self.token_ms
+        context_ms, sequence_ms = self.context_ms, self.sequence_ms
         finished, finish_ms, watched = self.finished, self.finish_ms, self.watched
         context, now, produced, free_min = self.context, self.now, self.produced, self.free_min
         pool = free + n * (clock // size) + sum(phases[: clock % size])
@@ -137,16 +143,16 @@ class Lockstep(Batch, ABC):
     def step(self, joining: list[int], *, opens: bool) -> None:
         """Run the single step that `load` began and whose blocks are taken; `joining` have been
         prefilled with it. `opens`: a newcomer would be tried in it."""
-        n, free, cost = self.decoding, self.free, self.step_time
+        n, free = self.decoding, self.free
         if free < self.free_min:
             self.free_min = free
-        term = cost.token_ms * self.step_tokens
+        term = self.token_ms * self.step_tokens
         self.now += (
-            cost.base_ms
-            + (term if term > cost.flat_ms else cost.flat_ms)
-            + cost.prefill_ms * self.step_work
-            + cost.context_ms * self.step_read
-            + cost.sequence_ms * self.step_sequences
+            self.base_ms
+            + (term if term > self.flat_ms else self.flat_ms)
+            + self.prefill_ms * self.step_work
+            + self.context_ms * self.step_read
+            + self.sequence_ms * self.step_sequences
         )
         self.clock += 1
         self.steps += 1

@@ -31,23 +31,24 @@ class MixedSteps(Lockstep):
             free -= -((left[row] - last[row] - 1) // size)
         return free >= 0
 
-    def flow(self, spare: int, *, whole: bool, evicts: bool) -> bool:
+    def flow(self, spare: int, *, whole: bool, evicts: bool) -> bool:  # noqa: C901
         """On for as long as the steps are of the common kind. Whether it took any.
 
         A step leaves `spare` blocks free, or somebody is preempted; with `evicts` that is done
         here, and admits nobody. `whole`: an admission is refused if its whole prompt does not
         fit. It ends before a step that would set `opened`, and with the event in which the watched
-        row finishes or the queue is empty. It counts blocks as `drain` does.
+        row finishes or the queue is empty. It counts blocks as `drain` does, and is one piece for the
+        same reason: here a call costs as much as what it would do.
         """
         size, free, ends = self.block_size, self.free, self.ends
         if self.prefilling or not ends or free < spare:
             return False
-        limits, cost, watched, opened = self.limits, self.step_time, self.watched, self.opened
+        limits, watched, opened = self.limits, self.watched, self.opened
         places, budget, watermark = (
             limits.max_num_seqs, limits.max_num_batched_tokens, self.watermark,
         )  # fmt: skip
-        base_ms, flat_ms, token_ms = cost.base_ms, cost.flat_ms, cost.token_ms
-        context_ms, sequence_ms = cost.context_ms, cost.sequence_ms
+        base_ms, flat_ms, token_ms = self.base_ms, self.flat_ms, self.token_ms
+        context_ms, sequence_ms = self.context_ms, self.sequence_ms
         waiting, order, phases = self.waiting, self.order, self.phases
         last_of, left_of, finish_at = self.last, self.left, self.finish_at
         finished, finish_ms = self.finished, self.finish_ms
@@ -56,26 +57,28 @@ class MixedSteps(Lockstep):
         started = clock
         slot = clock % size
         pool = free + n * (clock // size) + sum(phases[:slot])
-        done = False
+        done = short = False
+        joining: list[int] = []
         head = 0
         """Of `ends`; those before it have left."""
         while free >= spare and n and events_left > 0:
-            joining: list[int] = []
+            # Who enters with the next step.
+            tokens = n
             if waiting and n < places:
                 room = free - phases[slot] - watermark
-                tokens, work = n, 0
+                work = 0
                 for row in waiting:
                     length = last_of[row] + 1 - left_of[row]
-                    blocks = -(-length // size)
-                    if blocks > room and whole:
+                    fits = length <= room * size
+                    if not fits and whole:
                         break
                     if tokens + length > budget:
                         tokens = -1  # it may be that a part of it is admitted
                         break
-                    if blocks > room:
+                    if not fits:
                         break
                     joining.append(row)
-                    room -= blocks
+                    room += -length // size
                     tokens += length
                     work += length * length
                     if n + len(joining) == places:
@@ -86,15 +89,15 @@ class MixedSteps(Lockstep):
                     self.opens_next = True
                     break
 
-            short = False
+            # That step, or all until somebody leaves or the blocks run out.
             if joining:
-                k, more = 1, n
+                k = 1
                 free = room + watermark
                 term = token_ms * tokens
                 now += (
                     base_ms
                     + (term if term > flat_ms else flat_ms)
-                    + cost.prefill_ms * work / 2
+                    + self.prefill_ms * work / 2
                     + context_ms * context
                     + sequence_ms * (n + len(joining))
                 )
@@ -114,18 +117,18 @@ class MixedSteps(Lockstep):
                     after += spare
                 free = after
                 k = due - clock
-                more = k * n
                 term = token_ms * n
                 now += k * (
                     base_ms + (term if term > flat_ms else flat_ms) + sequence_ms * n
-                ) + context_ms * (k * context + more * (k - 1) / 2)
-            if free < free_min and k:
-                free_min = free
-            clock += k
+                ) + context_ms * k * (context + n * (k - 1) / 2)
+            if k:
+                if free < free_min:
+                    free_min = free
+                clock += k
+                context += k * n
+                produced += k * n
+                events_left -= 1
             slot = clock % size
-            context += more
-            produced += more
-            events_left -= 1
 
             if short:
                 if not evicts:
@@ -148,8 +151,10 @@ class MixedSteps(Lockstep):
                     self.preemptions += 1
                 if phases[slot] > free:
                     break  # alone, and still without enough
+                short = False
                 continue
 
+            # Who leaves after it, and who joins.
             limit = (clock + 1) << ROW_BITS
             while n and ends[head] < limit:
                 row = ends[head] & ROW_MASK
@@ -166,31 +171,32 @@ class MixedSteps(Lockstep):
                 if row == watched:
                     done = True
 
-            for row in joining:
-                waiting.popleft()
-                if row == watched and self.first_ms is None:
-                    self.first_ms = now
-                produced += 1
-                left, last = left_of[row] - 1, last_of[row]
-                if left:
-                    due = clock + left
-                    n += 1
-                    finish_at[row] = due
-                    context += last - left
-                    phases[(due - last) % size] += 1
-                    pool += (due - last) // size
-                    order.append(row)
-                    insort(ends, due << ROW_BITS | row, head)
-                else:
-                    free -= -last // size
-                    finished.append(row)
-                    finish_ms.append(now)
-                    if row == watched:
-                        done = True
+            if joining:
+                for row in joining:
+                    waiting.popleft()
+                    if row == watched and self.first_ms is None:
+                        self.first_ms = now
+                    produced += 1
+                    left, last = left_of[row] - 1, last_of[row]
+                    if left:
+                        due = clock + left
+                        n += 1
+                        finish_at[row] = due
+                        context += last - left
+                        phases[(due - last) % size] += 1
+                        pool += (due - last) // size
+                        order.append(row)
+                        insort(ends, due << ROW_BITS | row, head)
+                    else:
+                        free -= -last // size
+                        finished.append(row)
+                        finish_ms.append(now)
+                        if row == watched:
+                            done = True
+                joining.clear()
+                if not waiting:
+                    break
             if done:
-                self.done = True
-                break
-            if not waiting:
                 break
 
         del ends[:head]
@@ -198,4 +204,5 @@ class MixedSteps(Lockstep):
         self.decoding, self.context, self.now, self.clock = n, context, now, clock
         self.free, self.free_min = free, free_min
         self.produced, self.events_left = produced, events_left
+        self.done = self.done or done
         return clock > started

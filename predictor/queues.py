@@ -6,7 +6,7 @@ generate.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from pipeline.errors import PromptTooLong
 from pipeline.messages import EngineLimits, Probe, RequestState
@@ -31,15 +31,23 @@ class Queues:
     priorities: list[int] = field(default_factory=list)
     running: list[int] = field(default_factory=list)
     decoding: int = 0
-    """How many of `running` decode, if all of them are before those that prefill; or -1."""
+    """What `decoding_first` says."""
     waiting: list[int] = field(default_factory=list)
     never_fits: list[str] = field(default_factory=list)
     """Keys of those left out because even alone they would not fit; the engine will refuse them."""
 
+    def decodes(self, row: int) -> bool:
+        """Whether only its newest token still lacks a KV entry, as of one in a running list."""
+        generated = self.generated[row]
+        return generated > 0 and self.computed[row] == self.prompts[row] + generated - 1
+
     def copy(self) -> "Queues":
         """One that goes its own way."""
-        columns = [getattr(self, each.name) for each in fields(self)]
-        return Queues(*(each if isinstance(each, int) else each.copy() for each in columns))
+        return Queues(
+            self.keys.copy(), self.prompts.copy(), self.targets.copy(), self.computed.copy(),
+            self.generated.copy(), self.tokens_max.copy(), self.priorities.copy(),
+            self.running.copy(), self.decoding, self.waiting.copy(), self.never_fits.copy(),
+        )  # fmt: skip
 
     def append(self, asked: "Newcomer") -> int:
         """The newcomer, behind all others; its row."""
@@ -132,14 +140,9 @@ def resolve(
 
 def decoding_first(queues: Queues) -> int:
     """How many of the running list decode, if all of them are before those that prefill; or -1."""
-    prompts, generated, computed = queues.prompts, queues.generated, queues.computed
-    decoding = 0
-    for place, row in enumerate(queues.running):
-        if generated[row] and computed[row] == prompts[row] + generated[row] - 1:
-            if decoding < place:
-                return -1
-            decoding += 1
-    return decoding
+    decode = [queues.decodes(row) for row in queues.running]
+    decoding = sum(decode)
+    return decoding if all(decode[:decoding]) else -1
 
 
 @dataclass(frozen=True, slots=True)

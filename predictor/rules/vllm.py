@@ -7,7 +7,7 @@ or joins, since the decoding ones take blocks and give none; so the steps betwee
 
 from pipeline.messages import EngineLimits
 from predictor.mixed import MixedSteps
-from predictor.queues import Queues, decoding_first
+from predictor.queues import Queues
 
 
 class VllmEvents(MixedSteps):
@@ -18,7 +18,7 @@ class VllmEvents(MixedSteps):
 
     @classmethod
     def in_order(cls, limits: EngineLimits, queues: Queues) -> bool:
-        return 0 <= decoding_first(queues) <= limits.max_num_batched_tokens
+        return 0 <= queues.decoding <= limits.max_num_batched_tokens
 
     def may_open(self) -> bool:
         return self.all_may_enter()

@@ -6,7 +6,7 @@ jumped over; at the edge each step is walked through.
 
 from pipeline.messages import EngineLimits
 from predictor.mixed import MixedSteps
-from predictor.queues import Queues, decoding_first
+from predictor.queues import Queues
 
 
 class V0Events(MixedSteps):
@@ -18,7 +18,7 @@ class V0Events(MixedSteps):
     def in_order(cls, limits: EngineLimits, queues: Queues) -> bool:
         # With more, the order in which the budget reaches them would have to be followed.
         running = len(queues.running)
-        return running <= limits.max_num_batched_tokens and decoding_first(queues) >= running - 1
+        return running <= limits.max_num_batched_tokens and queues.decoding >= running - 1
 
     def prefill_blocks(self, row: int) -> int:
         return -(-self._length(row) // self.block_size)
