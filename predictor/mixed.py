@@ -37,8 +37,8 @@ class MixedSteps(Lockstep):
         A step leaves `spare` blocks free, or somebody is preempted; with `evicts` that is done
         here, and admits nobody. `whole`: an admission is refused if its whole prompt does not
         fit. It ends before a step that would set `opened`, and with the event in which the watched
-        row finishes or the queue is empty. It counts blocks as `drain` does, and is one piece for the
-        same reason: here a call costs as much as what it would do.
+        row finishes or the queue is empty. It counts blocks as `drain` does, and is one piece for
+        the same reason: here a call costs as much as what it would do.
         """
         size, free, ends = self.block_size, self.free, self.ends
         if self.prefilling or not ends or free < spare:
