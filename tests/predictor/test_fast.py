@@ -1,6 +1,7 @@
 """The fast simulation and the plain one say the same, whatever the engine and its state."""
 
 import os
+import random
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from predictor.fast import Prepared, simulate_fast, trajectory
 from predictor.forecast import Base, Forecast, Horizon, marginal_delay_ms
 from predictor.queues import tokens_in_all
 from predictor.rules import UnknownRulesError
-from tests.predictor.worlds import STEP_TIME, exactly, limits, probe, requests
+from tests.predictor.worlds import STEP_TIME, Rules, exactly, limits, probe, requests
 
 EXAMPLES = int(os.environ.get("FAST_EXAMPLES", "500"))
 ENOUGH_STEPS = 1_000_000
@@ -120,6 +121,33 @@ def waiting(key: str, prompt: int, target: int) -> RequestState:
     return msgspec.structs.replace(
         decoding(key, prompt, 0, target), phase="waiting", computed_tokens=0
     )
+
+
+@pytest.mark.parametrize("rules", ["vllm", "vllm-v0"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_large_engine_that_is_short_of_blocks(rules: Rules, seed: int) -> None:
+    """As long answers as in life: jumps over many blocks, and preemptions that others follow."""
+    rng = random.Random(seed)
+    drawn = EngineLimits(
+        rules=rules,
+        block_size=16,
+        kv_blocks=250,
+        max_num_seqs=24,
+        max_num_batched_tokens=512,
+        max_model_len=2048,
+        watermark=0.01,
+    )
+    states = [
+        decoding(f"r{n}", rng.randint(1, 80), rng.randint(1, 80), rng.randint(90, 450))
+        for n in range(20)
+    ]
+    states += [waiting(f"w{n}", rng.randint(1, 200), rng.randint(1, 450)) for n in range(15)]
+    prepared = Prepared(drawn, STEP_TIME, states, expected=exactly)
+    for prompt, target in ((1, 400), (300, 3), (120, 200)):
+        for horizon in ("newcomer", "all"):
+            plain = reference(drawn, states, prompt, target, horizon)
+            assert plain.preemptions_horizon > 5
+            assert_same(prepared.probe(probe(prompt, target), horizon=horizon), plain)
 
 
 def test_a_newcomer_delays_those_present_and_nobody_after_them() -> None:
