@@ -64,15 +64,10 @@ class Lockstep(Batch, ABC):
 
         and `pool` is what would be free but for the first two terms.
         """
-        free, ends, clock, n, size = (
-            self.free,
-            self.ends,
-            self.clock,
-            self.decoding,
-            self.block_size,
-        )
+        free, n, size = self.free, self.decoding, self.block_size
         if free < spare or not n:
             return False
+        ends, clock = self.ends, self.clock
         phases, last_of, finish_at = self.phases, self.last, self.finish_at
         base_ms, flat_ms, token_ms = self.base_ms, self.flat_ms, self.token_ms
         context_ms, sequence_ms = self.context_ms, self.sequence_ms

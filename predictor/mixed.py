@@ -18,9 +18,9 @@ class MixedSteps(Lockstep):
 
     __slots__ = ()
 
-    def all_may_enter(self) -> bool:
-        """Whether the next step may admit all that wait. True where unsure: only their places and
-        blocks are counted, and of the last one any part may do."""
+    def may_open(self) -> bool:
+        # It would have to admit all that wait. Only their places and blocks are counted, and of
+        # the last one any part may do.
         waiting, size = self.waiting, self.block_size
         if len(waiting) > self.limits.max_num_seqs - self.decoding - len(self.prefilling):
             return False
@@ -43,6 +43,8 @@ class MixedSteps(Lockstep):
         size, free, ends = self.block_size, self.free, self.ends
         if self.prefilling or not ends or free < spare:
             return False
+        if not self.waiting and self.drain(spare):
+            return True
         limits, watched, opened = self.limits, self.watched, self.opened
         places, budget, watermark = (
             limits.max_num_seqs, limits.max_num_batched_tokens, self.watermark,

@@ -12,7 +12,7 @@ from predictor.queues import Queues
 
 class VllmEvents(MixedSteps):
     """The running list is the decoding ones, then `prefilling`: only the last one admitted can be
-    unfinished, and a state that is otherwise is stepped through before (predictor/fast.py)."""
+    unfinished, and a state that is otherwise is stepped through before (predictor/settle.py)."""
 
     __slots__ = ()
 
@@ -20,15 +20,12 @@ class VllmEvents(MixedSteps):
     def in_order(cls, limits: EngineLimits, queues: Queues) -> bool:
         return 0 <= queues.decoding <= limits.max_num_batched_tokens
 
-    def may_open(self) -> bool:
-        return self.all_may_enter()
-
     def advance(self) -> None:
         """On to the next event and past it. Somebody must be there."""
         limits = self.limits
         whole = limits.reserve_full_isl
-        if not self.waiting and not self.prefilling and self.drain(0):
-            return
+        # Where a part of a victim's prompt is enough, the step that preempted it has to be told
+        # from the next, which may admit it.
         if self.flow(0, whole=whole, evicts=whole):
             return
         n = self.decoding

@@ -25,11 +25,9 @@ class V0Events(MixedSteps):
 
     def may_open(self) -> bool:
         # A step that preempts may admit too, into the blocks of those that it preempted.
-        return self._short() or self.all_may_enter()
+        return self._short() or super().may_open()
 
     def advance(self) -> None:
-        if not self.waiting and not self.prefilling and self.drain(1):
-            return
         if self.flow(1, whole=True, evicts=False):
             return
         if self.prefilling or self._short() or (self.waiting and self._head_fits()):
