@@ -369,11 +369,11 @@ class RequestState(Struct, frozen=True, array_like=True):
 
     key: str
     phase: Phase
-    prompt_tokens: int
-    computed_tokens: int
+    prompt_tokens: Count
+    computed_tokens: Count
     """Tokens whose KV entries exist."""
-    generated_tokens: int
-    max_tokens: int
+    generated_tokens: Count
+    max_tokens: Count
     p10: float
     p50: float
     p90: float
@@ -392,7 +392,30 @@ class StepSample(Struct, frozen=True, array_like=True):
     duration_ms: float
 
 
+class Ended(Struct, frozen=True, array_like=True):
+    """How one request left the ledger. An array on the wire. Durations are from the moment INBOX
+    stored it; the worker measured them."""
+
+    key: str
+    outcome: str
+    """`stop` or `length`: it ran to its end. `cancelled`, `failed`, or `handed_back` to be run
+    elsewhere; one that a reader does not know is as `failed`."""
+    waited_ms: float = 0.0
+    """In the inbox and in the engine's queue, as far as an update showed it there."""
+    ttft_ms: float | None = None
+    """None: no token came."""
+    e2e_ms: float = 0.0
+    """To its last token."""
+
+    @property
+    def answered(self) -> bool:
+        """It ran to its end; the others' durations say nothing of the engine."""
+        return self.outcome in ("stop", "length")
+
+
 STEPS_REPORTED_MAX = 256
+ENDED_REPORTED_MAX = 256
+LEDGER_MAX = 65_536
 
 
 class StateUpdate(Struct, frozen=True, kw_only=True):
@@ -407,11 +430,14 @@ class StateUpdate(Struct, frozen=True, kw_only=True):
     sent_at_ms: float
     limits: EngineLimits
     step_time: StepTime
-    requests: list[RequestState]
-    finished: list[str]
-    """Keys that ended lately; they may never have been in an update."""
-    steps: list[StepSample] = []
-    """Steps since the last update, as far as the engine tells; the latest STEPS_REPORTED_MAX."""
+    requests: Annotated[list[RequestState], Meta(max_length=LEDGER_MAX)]
+    ended: Annotated[list[Ended], Meta(max_length=ENDED_REPORTED_MAX)] = []
+    """Those of the last seconds, oldest first, told in several updates so that a lost one does no
+    harm; they may never have been in `requests`."""
+    finished: Annotated[list[str], Meta(max_length=ENDED_REPORTED_MAX)] = []
+    """Of a worker older than `ended`: keys alone."""
+    steps: Annotated[list[StepSample], Meta(max_length=STEPS_REPORTED_MAX)] = []
+    """Steps since the last update, as far as the engine tells; the latest."""
 
 
 def prompt_text(request: Request) -> str:

@@ -1,19 +1,30 @@
 """What a predictor knows of its instance: the last ledger, and what is on its way to it.
 
-Three layers, oldest knowledge first: the worker's published ledger; what INBOX stored since (seen
-on `queued.<instance>`); what this predictor was asked about a moment ago and may still be sent.
-The last one closes the gap between a probe and its dispatch: two requests that arrive within one
-probe's time do not both see an idle instance.
+Three layers, oldest knowledge first: the worker's published ledger, moved on by the time since it
+came; what INBOX stored since (seen on `queued.<instance>`); what this predictor was asked about a
+moment ago and may still be sent. The last one closes the gap between a probe and its dispatch: two
+requests that arrive within one probe's time do not both see an idle instance.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 
 import msgspec
 
-from pipeline.messages import EngineLimits, Probe, RequestState, StateUpdate, StepTime
+from pipeline.messages import (
+    MAX_TOKENS_LIMIT,
+    Ended,
+    EngineLimits,
+    Probe,
+    RequestState,
+    StateUpdate,
+    StepTime,
+)
 from pipeline.subjects import Header
+from predictor.ageing import advanced
 from predictor.fit import OnlineFit
 from predictor.step_time import StepLoad
 
@@ -23,7 +34,13 @@ PROBED_EXPIRES_S = 0.005
 """From a probe's answer to the echo of its dispatch takes about 3 ms; then it went elsewhere.
 Longer is worse than not at all: an instance that is probed often and loses would look busy."""
 STATE_STALE_S = 5.0
+ADVANCE_EVERY_S = 0.1
+"""A state is moved on by whole such intervals, so that probes within one share what is computed."""
+ADVANCE_MAX = 10
+"""Intervals. A worker that was silent for five refreshes may stand still, its engine too."""
 ON_THEIR_WAY_MAX = 4_096
+BOOTS_REMEMBERED_MAX = 16
+PROMPT_TOKENS_MAX = 1 << 31
 
 
 class NoStateError(Exception):
@@ -37,7 +54,7 @@ class View:
     instance: str
     boot: str
     version: int
-    """The same for as long as nothing but time has changed."""
+    """The same for as long as `requests` are."""
     limits: EngineLimits
     step_time: StepTime
     requests: list[RequestState]
@@ -63,6 +80,12 @@ class InstanceView:
     _fit: OnlineFit | None = None
     _fit_start: StepTime | None = None
     _updated_at: float = 0.0
+    _present: list[RequestState] = field(default_factory=list)
+    """The ledger's requests, moved on."""
+    _advances: int = 0
+    """Intervals by which they are."""
+    _untaken: list[Ended] = field(default_factory=list)
+    _boots_over: deque[str] = field(default_factory=lambda: deque(maxlen=BOOTS_REMEMBERED_MAX))
     _queued: dict[str, _Expected] = field(default_factory=dict)
     _probed: dict[str, _Expected] = field(default_factory=dict)
     _decode: msgspec.msgpack.Decoder[StateUpdate] = field(
@@ -73,7 +96,7 @@ class InstanceView:
         """A published ledger; returns why it was dropped, or None."""
         try:
             update = self._decode.decode(data)
-        except (msgspec.DecodeError, msgspec.ValidationError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return "undecodable"
         return self.apply(update)
 
@@ -84,20 +107,34 @@ class InstanceView:
         last = self._update
         if last is not None and last.boot == update.boot and update.sequence <= last.sequence:
             return "out_of_order"
+        if update.boot in self._boots_over:
+            return "old_boot"
+        if not _possible(update.limits):
+            return "unphysical"
         try:
             self._learn(update)
         except ValueError:  # coefficients of no engine
             return "unphysical"
-        if last is not None and last.boot != update.boot:
+        told = set[Ended]()
+        if last is not None and last.boot == update.boot:
+            told.update(last.ended)
+        elif last is not None:
+            self._boots_over.append(last.boot)
             self._queued.clear()  # it was for the inbox of the boot before
+        self._take(update, [ended for ended in update.ended if ended not in told])
+        return None
+
+    def _take(self, update: StateUpdate, ended: list[Ended]) -> None:
+        """The ledger takes over what was on its way; `ended` are those not told before."""
         self._update = update
         self._version += 1
         self._updated_at = self.clock()
-        for state in update.requests:
-            self._queued.pop(state.key, None)
-        for key in update.finished:
+        self._present, self._advances = update.requests, 0
+        self._untaken = [*self._untaken, *ended][-ON_THEIR_WAY_MAX:]
+        present = (state.key for state in update.requests)
+        for key in (*present, *(e.key for e in ended), *update.finished):
             self._queued.pop(key, None)
-        return None
+            self._probed.pop(key, None)
 
     def _learn(self, update: StateUpdate) -> None:
         """What the steps say of the engine's speed; it outlives a boot, not a change of profile."""
@@ -108,9 +145,10 @@ class InstanceView:
             load = StepLoad(step.tokens, step.prefill_work, step.context_tokens, step.sequences)
             self._fit.observe(load, step.duration_ms)
 
-    def finished(self) -> list[str]:
-        """Keys that the last update said had ended lately; they come in several updates."""
-        return [] if self._update is None else self._update.finished
+    def take_ended(self) -> list[Ended]:
+        """Requests that ended since the last call, each once."""
+        taken, self._untaken = self._untaken, []
+        return taken
 
     @property
     def fit(self) -> OnlineFit | None:
@@ -130,6 +168,10 @@ class InstanceView:
             max_tokens = int(headers[Header.MAX_TOKENS])
             p10, p50, p90 = (float(part) for part in headers[Header.ESTIMATE].split(","))
         except (KeyError, ValueError):
+            return "undecodable"
+        if not (0 <= prompt_tokens <= PROMPT_TOKENS_MAX and 0 <= max_tokens <= MAX_TOKENS_LIMIT):
+            return "undecodable"
+        if not all(isfinite(quantile) and quantile >= 0 for quantile in (p10, p50, p90)):
             return "undecodable"
         self._probed.pop(key, None)
         if len(self._queued) >= ON_THEIR_WAY_MAX:
@@ -152,7 +194,8 @@ class InstanceView:
         if age_s > STATE_STALE_S:
             raise NoStateError(f"the state of {self.instance} is {age_s:.1f} s old")
         self._drop_expired()
-        known = {state.key for state in update.requests}
+        self._advance(update, age_s)
+        known = {state.key for state in self._present}
         coming = [e.state for e in (*self._queued.values(), *self._probed.values())]
         return View(
             instance=self.instance,
@@ -160,14 +203,30 @@ class InstanceView:
             version=self._version,
             limits=update.limits,
             step_time=self.step_time or update.step_time,
-            requests=[*update.requests, *(s for s in coming if s.key not in known)],
+            requests=[*self._present, *(s for s in coming if s.key not in known)],
             age_ms=age_s * 1000,
         )
+
+    def _advance(self, update: StateUpdate, age_s: float) -> None:
+        """Move the ledger on, if the state is old enough for that."""
+        advances = min(ADVANCE_MAX, int(age_s / ADVANCE_EVERY_S))
+        if advances <= self._advances:
+            return
+        self._advances = advances
+        step_time = self.step_time or update.step_time
+        elapsed_ms = advances * ADVANCE_EVERY_S * 1000
+        # From the ledger itself each time: steps cut short at every interval would add up.
+        present = advanced(update.limits, step_time, update.requests, elapsed_ms)
+        if present != self._present:
+            self._present = present
+            self._version += 1
 
     def probed(self, probe: Probe) -> None:
         """A probe was answered: its request may be on its way in a moment."""
         if len(self._probed) >= ON_THEIR_WAY_MAX:
             self._drop_expired()
+            if len(self._probed) >= ON_THEIR_WAY_MAX:
+                return  # more than any bus brings in that time
         estimate = probe.estimate
         self._version += 1
         self._probed[probe.key] = _Expected(
@@ -191,6 +250,18 @@ class InstanceView:
 def fresh_fit(update: StateUpdate) -> OnlineFit:
     """Learning from the profile that the worker named."""
     return OnlineFit(update.step_time, tokens_max=update.limits.max_num_batched_tokens)
+
+
+def _possible(limits: EngineLimits) -> bool:
+    """An engine can have them: what divides is not zero, and every step can compute something."""
+    counts = (
+        limits.block_size,
+        limits.kv_blocks,
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+        limits.max_model_len,
+    )
+    return min(counts) >= 1 and 0 <= limits.watermark < 1
 
 
 def _waiting(
