@@ -19,6 +19,8 @@ ID_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 
 Id = Annotated[str, Meta(pattern=ID_PATTERN)]
 Count = Annotated[int, Meta(ge=0)]
+Key = Annotated[str, Meta(min_length=1, max_length=512)]
+"""`<client>.<id>`, a request's name on the bus."""
 
 
 def wall_ms() -> float:
@@ -145,7 +147,7 @@ class TaggedRequest(Wire, frozen=True, kw_only=True):
 class Probe(Wire, frozen=True, kw_only=True):
     """Dispatcher to predictor: what if this request came to you?"""
 
-    key: str
+    key: Key
     prompt_tokens: Count
     max_tokens: Count | None = None
     estimate: LengthEstimate
@@ -367,7 +369,7 @@ Phase = Literal["waiting", "prefilling", "decoding", "preempted"]
 class RequestState(Struct, frozen=True, array_like=True):
     """One request of the ledger. An array on the wire: there are many."""
 
-    key: str
+    key: Key
     phase: Phase
     prompt_tokens: Count
     computed_tokens: Count
@@ -396,7 +398,7 @@ class Ended(Struct, frozen=True, array_like=True):
     """How one request left the ledger. An array on the wire. Durations are from the moment INBOX
     stored it; the worker measured them."""
 
-    key: str
+    key: Key
     outcome: str
     """`stop` or `length`: it ran to its end. `cancelled`, `failed`, or `handed_back` to be run
     elsewhere; one that a reader does not know is as `failed`."""
