@@ -10,12 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 
 import msgspec
 
 from pipeline.messages import (
-    MAX_TOKENS_LIMIT,
     Ended,
     EngineLimits,
     Probe,
@@ -23,24 +21,18 @@ from pipeline.messages import (
     StateUpdate,
     StepTime,
 )
-from pipeline.subjects import Header
 from predictor.ageing import advanced
+from predictor.coming import Coming
 from predictor.fit import OnlineFit
 from predictor.step_time import StepLoad
 
-QUEUED_EXPIRES_S = 30.0
-"""Far above the time from inbox to ledger, unless the worker is full; a lost message ends here."""
-PROBED_EXPIRES_S = 0.005
-"""From a probe's answer to the echo of its dispatch takes about 3 ms; then it went elsewhere.
-Longer is worse than not at all: an instance that is probed often and loses would look busy."""
 STATE_STALE_S = 5.0
 ADVANCE_EVERY_S = 0.1
 """A state is moved on by whole such intervals, so that probes within one share what is computed."""
 ADVANCE_MAX = 10
 """Intervals. A worker that was silent for five refreshes may stand still, its engine too."""
-ON_THEIR_WAY_MAX = 4_096
 BOOTS_REMEMBERED_MAX = 16
-PROMPT_TOKENS_MAX = 1 << 31
+ENDED_UNTAKEN_MAX = 4_096
 
 
 class NoStateError(Exception):
@@ -59,12 +51,6 @@ class View:
     step_time: StepTime
     requests: list[RequestState]
     age_ms: float
-
-
-@dataclass(slots=True)
-class _Expected:
-    state: RequestState
-    until: float
 
 
 @dataclass
@@ -86,11 +72,13 @@ class InstanceView:
     """Intervals by which they are."""
     _untaken: list[Ended] = field(default_factory=list)
     _boots_over: deque[str] = field(default_factory=lambda: deque(maxlen=BOOTS_REMEMBERED_MAX))
-    _queued: dict[str, _Expected] = field(default_factory=dict)
-    _probed: dict[str, _Expected] = field(default_factory=dict)
+    _coming: Coming = field(init=False)
     _decode: msgspec.msgpack.Decoder[StateUpdate] = field(
         default_factory=lambda: msgspec.msgpack.Decoder(StateUpdate)
     )
+
+    def __post_init__(self) -> None:
+        self._coming = Coming(lambda: self.clock())
 
     def state(self, data: bytes) -> str | None:
         """A published ledger; returns why it was dropped, or None."""
@@ -120,7 +108,7 @@ class InstanceView:
             told.update(last.ended)
         elif last is not None:
             self._boots_over.append(last.boot)
-            self._queued.clear()  # it was for the inbox of the boot before
+            self._coming.inbox_gone()  # it was for the inbox of the boot before
         self._take(update, [ended for ended in update.ended if ended not in told])
         return None
 
@@ -130,11 +118,9 @@ class InstanceView:
         self._version += 1
         self._updated_at = self.clock()
         self._present, self._advances = update.requests, 0
-        self._untaken = [*self._untaken, *ended][-ON_THEIR_WAY_MAX:]
+        self._untaken = [*self._untaken, *ended][-ENDED_UNTAKEN_MAX:]
         present = (state.key for state in update.requests)
-        for key in (*present, *(e.key for e in ended), *update.finished):
-            self._queued.pop(key, None)
-            self._probed.pop(key, None)
+        self._coming.arrived((*present, *(e.key for e in ended), *update.finished))
 
     def _learn(self, update: StateUpdate) -> None:
         """What the steps say of the engine's speed; it outlives a boot, not a change of profile."""
@@ -162,28 +148,11 @@ class InstanceView:
 
     def queued(self, headers: Mapping[str, str]) -> str | None:
         """INBOX stored a request for this instance; returns why it was dropped, or None."""
-        try:
-            key = headers[Header.REQUEST]
-            prompt_tokens = int(headers[Header.PROMPT_TOKENS])
-            max_tokens = int(headers[Header.MAX_TOKENS])
-            p10, p50, p90 = (float(part) for part in headers[Header.ESTIMATE].split(","))
-        except (KeyError, ValueError):
-            return "undecodable"
-        if not (0 <= prompt_tokens <= PROMPT_TOKENS_MAX and 0 <= max_tokens <= MAX_TOKENS_LIMIT):
-            return "undecodable"
-        if not all(isfinite(quantile) and quantile >= 0 for quantile in (p10, p50, p90)):
-            return "undecodable"
-        self._probed.pop(key, None)
-        if len(self._queued) >= ON_THEIR_WAY_MAX:
-            self._drop_expired()
-            if len(self._queued) >= ON_THEIR_WAY_MAX:
-                return "too_many"
-        self._version += 1
-        self._queued[key] = _Expected(
-            _waiting(key, prompt_tokens, max_tokens, (p10, p50, p90)),
-            self.clock() + QUEUED_EXPIRES_S,
-        )
-        return None
+        return self._coming.queued(headers)
+
+    def probed(self, probe: Probe) -> None:
+        """A probe was answered: its request may be on its way in a moment."""
+        self._coming.probed(probe)
 
     def view(self) -> View:
         """The instance now. Raises NoStateError."""
@@ -193,14 +162,13 @@ class InstanceView:
         age_s = self.clock() - self._updated_at
         if age_s > STATE_STALE_S:
             raise NoStateError(f"the state of {self.instance} is {age_s:.1f} s old")
-        self._drop_expired()
         self._advance(update, age_s)
         known = {state.key for state in self._present}
-        coming = [e.state for e in (*self._queued.values(), *self._probed.values())]
+        coming = self._coming.states()
         return View(
             instance=self.instance,
             boot=update.boot,
-            version=self._version,
+            version=self._version + self._coming.version,  # both only grow
             limits=update.limits,
             step_time=self.step_time or update.step_time,
             requests=[*self._present, *(s for s in coming if s.key not in known)],
@@ -221,31 +189,6 @@ class InstanceView:
             self._present = present
             self._version += 1
 
-    def probed(self, probe: Probe) -> None:
-        """A probe was answered: its request may be on its way in a moment."""
-        if len(self._probed) >= ON_THEIR_WAY_MAX:
-            self._drop_expired()
-            if len(self._probed) >= ON_THEIR_WAY_MAX:
-                return  # more than any bus brings in that time
-        estimate = probe.estimate
-        self._version += 1
-        self._probed[probe.key] = _Expected(
-            _waiting(
-                probe.key,
-                probe.prompt_tokens,
-                probe.max_tokens or 0,
-                (estimate.p10, estimate.p50, estimate.p90),
-            ),
-            self.clock() + PROBED_EXPIRES_S,
-        )
-
-    def _drop_expired(self) -> None:
-        now = self.clock()
-        for layer in (self._queued, self._probed):
-            for key in [key for key, expected in layer.items() if expected.until <= now]:
-                del layer[key]
-                self._version += 1
-
 
 def fresh_fit(update: StateUpdate) -> OnlineFit:
     """Learning from the profile that the worker named."""
@@ -262,20 +205,3 @@ def _possible(limits: EngineLimits) -> bool:
         limits.max_model_len,
     )
     return min(counts) >= 1 and 0 <= limits.watermark < 1
-
-
-def _waiting(
-    key: str, prompt_tokens: int, max_tokens: int, quantiles: tuple[float, float, float]
-) -> RequestState:
-    p10, p50, p90 = quantiles
-    return RequestState(
-        key=key,
-        phase="waiting",
-        prompt_tokens=prompt_tokens,
-        computed_tokens=0,
-        generated_tokens=0,
-        max_tokens=max_tokens or 2**31,
-        p10=p10,
-        p50=p50,
-        p90=p90,
-    )

@@ -17,14 +17,13 @@ from pipeline.messages import (
     StepSample,
     StepTime,
 )
+from predictor.coming import ON_THEIR_WAY_MAX, PROBED_EXPIRES_S, QUEUED_EXPIRES_S
 from predictor.service import Oracle
 from predictor.step_time import StepLoad, step_ms
 from predictor.view import (
     ADVANCE_EVERY_S,
     ADVANCE_MAX,
-    ON_THEIR_WAY_MAX,
-    PROBED_EXPIRES_S,
-    QUEUED_EXPIRES_S,
+    ENDED_UNTAKEN_MAX,
     STATE_STALE_S,
     InstanceView,
     NoStateError,
@@ -178,7 +177,7 @@ def test_ends_that_nobody_takes_are_bounded(view: InstanceView) -> None:
     for number in range(40):
         ended = [Ended(f"c.{number}.{n}", "stop") for n in range(ENDED_REPORTED_MAX)]
         assert view.state(update(number + 1, ended=ended)) is None
-    assert len(view.take_ended()) == ON_THEIR_WAY_MAX
+    assert len(view.take_ended()) == ENDED_UNTAKEN_MAX
 
 
 @given(lost=st.sets(st.integers(1, 11)), order=st.permutations(range(1, 13)))
