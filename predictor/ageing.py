@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from pipeline.messages import EngineLimits, RequestState, StepTime
 from predictor.queues import resolve, tokens_in_all
-from predictor.rules import by_events, restored
+from predictor.rules import restored
 from predictor.scheduler import Scheduler, Sequence
 from predictor.step_time import StepLoad, step_ms
 
@@ -108,7 +108,7 @@ def _blocks_may_run_out(scheduler: Scheduler) -> bool:
     lacking = sum(
         _blocks(s.prompt_tokens + s.generated, size) - s.blocks for s in scheduler.running
     )
-    return lacking > scheduler.blocks_free - by_events(limits).BLOCKS_SPARE
+    return lacking > scheduler.blocks_free - _blocks_spare(limits)
 
 
 def _as_states(scheduler: Scheduler, requests: list[RequestState]) -> list[RequestState]:
@@ -145,7 +145,7 @@ def _decoded(
     )
     steps = min(to_an_end - 1, _steps_within(step_time, decoding, elapsed_ms))
     size = limits.block_size
-    free = limits.kv_blocks - by_events(limits).BLOCKS_SPARE
+    free = limits.kv_blocks - _blocks_spare(limits)
 
     def used(k: int) -> int:
         return sum(_blocks(state.computed_tokens + k, size) for state in decoding)
@@ -180,3 +180,8 @@ def _grown(state: RequestState, tokens: int) -> RequestState:
 
 def _blocks(tokens: int, size: int) -> int:
     return -(-tokens // size)
+
+
+def _blocks_spare(limits: EngineLimits) -> int:
+    """vLLM V0 lets nobody go on without a free block."""
+    return 1 if limits.rules == "vllm-v0" else 0
