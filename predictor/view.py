@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pipeline.messages import EngineLimits, Probe, RequestState, StateUpdate, StepTime
+from pipeline.messages import Admission, EngineLimits, Probe, RequestState, StateUpdate, StepTime
 from pipeline.subjects import Header
 from predictor.fit import OnlineFit
 from predictor.step_time import StepLoad
@@ -42,6 +42,7 @@ class View:
     step_time: StepTime
     requests: list[RequestState]
     age_ms: float
+    admission: Admission | None = None
 
 
 @dataclass(slots=True)
@@ -162,6 +163,7 @@ class InstanceView:
             step_time=self.step_time or update.step_time,
             requests=[*update.requests, *(s for s in coming if s.key not in known)],
             age_ms=age_s * 1000,
+            admission=update.admission,
         )
 
     def probed(self, probe: Probe) -> None:

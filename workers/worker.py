@@ -221,6 +221,7 @@ class Worker:
             requests=self._ledger.states(stats),
             finished=self._ledger.finished(),
             steps=self._engine.take_steps(),
+            admission=stats.admission,
         )
         try:
             await self._bus.publish(

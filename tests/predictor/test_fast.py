@@ -8,24 +8,29 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import PromptTooLong
-from pipeline.messages import EngineLimits, RequestState
+from pipeline.messages import Admission, EngineLimits, RequestState
 from predictor import simulation
 from predictor.fast import Prepared, simulate_fast, trajectory
 from predictor.forecast import Base, Forecast, Horizon, marginal_delay_ms
 from predictor.queues import tokens_in_all
 from predictor.rules import UnknownRulesError
-from tests.predictor.worlds import STEP_TIME, exactly, limits, probe, requests
+from tests.predictor.worlds import STEP_TIME, admissions, exactly, limits, probe, requests
 
 EXAMPLES = int(os.environ.get("FAST_EXAMPLES", "500"))
 ENOUGH_STEPS = 1_000_000
 
 
 def reference(
-    drawn: EngineLimits, states: list[RequestState], prompt: int, target: int, horizon: Horizon
+    drawn: EngineLimits,
+    states: list[RequestState],
+    prompt: int,
+    target: int,
+    horizon: Horizon,
+    admission: Admission | None = None,
 ) -> Forecast:
     return simulation.simulate(
         drawn, STEP_TIME, states, probe(prompt, target),
-        steps_max=ENOUGH_STEPS, horizon=horizon, expected=exactly,
+        steps_max=ENOUGH_STEPS, horizon=horizon, expected=exactly, admission=admission,
     )  # fmt: skip
 
 
@@ -60,17 +65,22 @@ newcomers = st.tuples(st.integers(1, 60), st.integers(1, 60))
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(
-    st.one_of(limits("vllm"), limits("vllm-v0")),
+    st.one_of(limits("vllm"), limits("vllm-v0"), limits("sglang"), limits("sglang")),
     requests(),
     st.lists(newcomers, min_size=1, max_size=3),
     st.booleans(),
+    admissions(),
 )
 def test_event_by_event_is_step_by_step(
-    drawn: EngineLimits, states: list[RequestState], asked: list[tuple[int, int]], base_first: bool
+    drawn: EngineLimits,
+    states: list[RequestState],
+    asked: list[tuple[int, int]],
+    base_first: bool,
+    admission: Admission | None,
 ) -> None:
-    prepared = Prepared(drawn, STEP_TIME, states, expected=exactly)
+    prepared = Prepared(drawn, STEP_TIME, states, expected=exactly, admission=admission)
     plain_base = simulation.trajectory(
-        drawn, STEP_TIME, states, steps_max=ENOUGH_STEPS, expected=exactly
+        drawn, STEP_TIME, states, steps_max=ENOUGH_STEPS, expected=exactly, admission=admission
     )
     if base_first:
         assert_same_base(prepared.base(), plain_base)
@@ -80,7 +90,7 @@ def test_event_by_event_is_step_by_step(
                 prepared.probe(probe(prompt, target))
             continue
         for horizon in ("newcomer", "all"):
-            plain = reference(drawn, states, prompt, target, horizon)
+            plain = reference(drawn, states, prompt, target, horizon, admission)
             fast = prepared.probe(probe(prompt, target), horizon=horizon)
             assert_same(fast, plain)
             event(f"{drawn.rules}, preemptions {min(plain.preemptions_horizon, 9)}")
@@ -191,8 +201,8 @@ def test_the_delay_of_all_asks_for_a_forecast_of_all() -> None:
 
 
 def test_rules_that_are_not_there_are_not_replaced_by_others() -> None:
-    other = msgspec.structs.replace(ROOMY, rules="sglang")
-    with pytest.raises(UnknownRulesError, match="sglang"):
+    other = msgspec.structs.replace(ROOMY, rules="tgi")
+    with pytest.raises(UnknownRulesError, match="tgi"):
         Prepared(other, STEP_TIME, [])
-    with pytest.raises(UnknownRulesError, match="sglang"):
+    with pytest.raises(UnknownRulesError, match="tgi"):
         simulation.simulate(other, STEP_TIME, [], probe(1, 1))
