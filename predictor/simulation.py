@@ -68,9 +68,7 @@ def simulate(
     if steps_max < 1:
         raise ValueError("steps_max must be at least 1")
     asked = newcomer(limits, probe, expected)
-    queues = resolve(
-        limits, requests, without=asked.key, expected=expected, admission=admission
-    )
+    queues = resolve(limits, requests, without=asked.key, expected=expected, admission=admission)
     run = _Run(restored(limits, queues), step_time)
     scheduler = run.scheduler
     ahead = [*scheduler.running, *scheduler.waiting]

@@ -10,6 +10,16 @@ from collections.abc import Iterable
 
 from pipeline.messages import EngineLimits
 
+RATIO_START = 0.7
+RATIO_LEAST = 0.14
+"""Of the start."""
+
+
+def token_ratios(schedule_conservativeness: float) -> tuple[float, float]:
+    """`new_token_ratio_start` and `_min` of an engine with this setting."""
+    start = min(1.0, RATIO_START * schedule_conservativeness)
+    return start, RATIO_LEAST * start
+
 
 class NewTokenRatio:
     """max(least, start - n·decay) after n decode steps since the start, the last retraction, or

@@ -47,7 +47,8 @@ class SglangScheduler(Scheduler):
     def restore(self, sequence: Sequence) -> None:
         super().restore(sequence)
         if sequence.decoding:
-            self.running.insert(self._decoding, self.running.pop())
+            self.running.pop()
+            self.running.insert(self._decoding, sequence)
         else:
             self._prefilling.append(sequence)
 

@@ -27,10 +27,11 @@ STEP_TIME = StepTime(
 """With the hinge between 5 and 6 tokens, and no two terms in a simple ratio."""
 
 
-def probe(prompt: int, target: int, *, key: str = "new") -> Probe:
+def probe(prompt: int, target: int, *, key: str = "new", max_tokens: int | None = None) -> Probe:
     return Probe(
         key=key,
         prompt_tokens=prompt,
+        max_tokens=max_tokens,
         estimate=LengthEstimate(p10=target, p50=target, p90=target, source="test"),
     )
 
