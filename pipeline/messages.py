@@ -332,13 +332,29 @@ class EngineLimits(Wire, frozen=True, kw_only=True, omit_defaults=False):
     kv_blocks: int
     """Usable blocks of `block_size` tokens."""
     max_num_seqs: int
+    """SGLang: `max_running_requests`."""
     max_num_batched_tokens: int
+    """SGLang: `chunked_prefill_size`, which bounds a prefill batch; a multiple of the page size."""
     max_model_len: int
+    """SGLang: the context length."""
     chunked_prefill: bool = True
     reserve_full_isl: bool = True
     """Admit only when blocks for the whole present length are free (vLLM's default)."""
     watermark: float = 0.0
-    """Share of the blocks kept free at admission."""
+    """vLLM: share of the blocks kept free at admission."""
+    max_prefill_tokens: Annotated[int, Meta(ge=1)] = 16_384
+    """SGLang: nobody joins a prefill batch that has so many tokens."""
+    new_token_ratio_start: Annotated[float, Meta(ge=0, le=1)] = 0.7
+    """SGLang: share of the tokens that the running ones may still generate which is kept free at
+    admission; this one after idling. It is 0.7 times `schedule_conservativeness`, at most 1."""
+    new_token_ratio_min: Annotated[float, Meta(ge=0, le=1)] = 0.098
+    """SGLang: what that share falls to; 0.14 times the start."""
+    new_token_ratio_decay_steps: Annotated[int, Meta(ge=1)] = 600
+    """SGLang: decode steps in which it falls from the start to the least, evenly."""
+    max_new_tokens_clip: Annotated[int, Meta(ge=1)] = 4_096
+    """SGLang: what a request may still generate counts as this much at most."""
+    retract_decode_steps: Annotated[int, Meta(ge=0)] = 20
+    """SGLang: tokens that each request is given to grow by in the share after a retraction."""
 
 
 class Instance(Wire, frozen=True, kw_only=True):
@@ -415,6 +431,15 @@ class Ended(Struct, frozen=True, array_like=True):
         return self.outcome in ("stop", "length")
 
 
+class Admission(Struct, frozen=True, array_like=True):
+    """What SGLang's scheduler carries from one step to the next beside its queues."""
+
+    new_token_ratio: Annotated[float, Meta(ge=0, le=1)]
+    """See EngineLimits.new_token_ratio_start; now."""
+    batch_full: bool = False
+    """The head of the queue did not fit, and is not tried again until somebody leaves."""
+
+
 STEPS_REPORTED_MAX = 256
 ENDED_REPORTED_MAX = 256
 LEDGER_MAX = 65_536
@@ -440,6 +465,9 @@ class StateUpdate(Struct, frozen=True, kw_only=True):
     """Of a worker older than `ended`: keys alone."""
     steps: Annotated[list[StepSample], Meta(max_length=STEPS_REPORTED_MAX)] = []
     """Steps since the last update, as far as the engine tells; the latest."""
+    admission: Admission | None = None
+    """Where the rules have such a thing and the engine tells; without it a predictor begins where
+    an idle engine does."""
 
 
 def prompt_text(request: Request) -> str:

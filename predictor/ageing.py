@@ -21,9 +21,10 @@ from math import sqrt
 
 from msgspec.structs import replace
 
-from pipeline.messages import EngineLimits, RequestState, StepTime
+from pipeline.messages import Admission, EngineLimits, RequestState, StepTime
 from predictor.queues import resolve, tokens_in_all
 from predictor.rules import restored
+from predictor.rules.sglang_admission import NewTokenRatio
 from predictor.scheduler import Scheduler, Sequence
 from predictor.step_time import StepLoad, step_ms
 
@@ -37,8 +38,10 @@ def advanced(
     step_time: StepTime,
     requests: SequenceOf[RequestState],
     elapsed_ms: float,
-) -> list[RequestState]:
-    """The requests as they are `elapsed_ms` later, those running first, in the queues' order.
+    admission: Admission | None = None,
+) -> tuple[list[RequestState], Admission | None]:
+    """The requests as they are `elapsed_ms` later, those running first, in the queues' order; and
+    what admission goes by then, if it was given.
 
     All keys stay, whole steps only. Raises UnknownRulesError.
     """
@@ -46,8 +49,14 @@ def advanced(
     may_come = max(0, limits.max_num_seqs - running)
     present = list(requests)
     if any(map(_moves_alone, requests)) or (may_come and running < len(requests)):
-        present, elapsed_ms = _stepped(limits, step_time, present, may_come, elapsed_ms)
-    return _decoded(limits, step_time, present, elapsed_ms)
+        present, admission, elapsed_ms = _stepped(
+            limits, step_time, present, may_come, elapsed_ms, admission
+        )
+    steps = _decode_steps(limits, step_time, present, elapsed_ms)
+    if not steps:
+        return present, admission
+    grown = [_grown(state, steps) if state.phase == "decoding" else state for state in present]
+    return grown, admission and _decayed(limits, admission, steps)
 
 
 def _moves_alone(state: RequestState) -> bool:
@@ -69,17 +78,20 @@ def _stepped(
     requests: list[RequestState],
     may_come: int,
     elapsed_ms: float,
-) -> tuple[list[RequestState], float]:
+    admission: Admission | None,
+) -> tuple[list[RequestState], Admission | None, float]:
     """On until all decode and nobody waits who may come; and the time that is left then, 0 where
     it was not reached. Of those that wait only the first `may_come` are looked at."""
     running = [state for state in requests if state.phase in ("decoding", "prefilling")]
     waiting = [state for state in requests if state.phase in ("waiting", "preempted")]
-    queues = resolve(limits, [*running, *waiting[:may_come]], expected=_to_the_end)
+    queues = resolve(
+        limits, [*running, *waiting[:may_come]], expected=_to_the_end, admission=admission
+    )
     scheduler = restored(limits, queues)
     left_ms = elapsed_ms
     for _ in range(STEPS_MAX):
         if not scheduler.waiting and all(sequence.decoding for sequence in scheduler.running):
-            return _as_states(scheduler, requests), left_ms
+            return _as_states(scheduler, requests), scheduler.admission, left_ms
         if _end_is_due(scheduler) or _blocks_may_run_out(scheduler):
             break
         plan = scheduler.step()
@@ -87,7 +99,7 @@ def _stepped(
         if left_ms < 0 or not plan.chunks:
             break  # it is under way still: whom it admits prefills, with nothing computed
         scheduler.complete(plan)
-    return _as_states(scheduler, requests), 0.0
+    return _as_states(scheduler, requests), scheduler.admission, 0.0
 
 
 def _to_the_end(_generated: int, _p10: float, _p50: float, _p90: float, tokens_max: int) -> int:
@@ -131,13 +143,13 @@ def _moved(state: RequestState, sequence: Sequence) -> RequestState:
 # ------------------------------------------------------------------ decoding alone
 
 
-def _decoded(
+def _decode_steps(
     limits: EngineLimits, step_time: StepTime, requests: list[RequestState], elapsed_ms: float
-) -> list[RequestState]:
-    """So many decode steps on as fit into the time and into the blocks."""
+) -> int:
+    """How many fit into the time and into the blocks, before somebody has to end."""
     decoding = [state for state in requests if state.phase == "decoding"]
     if not decoding or len(decoding) > limits.max_num_batched_tokens or elapsed_ms <= 0:
-        return requests
+        return 0
     in_all = tokens_in_all(limits)
     to_an_end = min(
         min(state.max_tokens, in_all - state.prompt_tokens) - state.generated_tokens
@@ -152,9 +164,14 @@ def _decoded(
 
     if steps > 0 and used(steps) > free:
         steps = bisect_right(range(steps), free, key=used) - 1
-    if steps <= 0:
-        return requests
-    return [_grown(state, steps) if state.phase == "decoding" else state for state in requests]
+    return max(0, steps)
+
+
+def _decayed(limits: EngineLimits, admission: Admission, steps: int) -> Admission:
+    ratio = NewTokenRatio(limits)
+    ratio.set(admission.new_token_ratio)
+    ratio.decay(steps)
+    return replace(admission, new_token_ratio=ratio.now)
 
 
 def _steps_within(

@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heappush
 from typing import Self
 
 from pipeline.messages import EngineLimits, StepTime
-from predictor.queues import Queues
+from predictor.queues import Newcomer, Queues
 from predictor.spans import Span
 
 ROW_BITS = 20
@@ -109,12 +109,12 @@ class Batch:
         other.spans = None
         return other
 
-    def append(self, prompt: int, target: int) -> int:
+    def append(self, asked: Newcomer) -> int:
         """A fresh request behind all that wait; its row, whose first token's time is kept."""
         row = self.watched = len(self.last)
-        self.last.append(prompt + target - 1)
-        self.left.append(target)
-        self.targets.append(target)
+        self.last.append(asked.prompt + asked.target - 1)
+        self.left.append(asked.target)
+        self.targets.append(asked.target)
         self.prefilled.append(0)
         self.finish_at.append(0)
         self.waiting.append(row)

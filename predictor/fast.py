@@ -7,7 +7,7 @@ are run with the newcomer.
 
 from collections.abc import Sequence as SequenceOf
 
-from pipeline.messages import EngineLimits, Probe, RequestState, StepTime
+from pipeline.messages import Admission, EngineLimits, Probe, RequestState, StepTime
 from predictor.forecast import Base, Forecast, Horizon, LazyTimes
 from predictor.lengths import expected_total
 from predictor.lockstep import Lockstep
@@ -34,10 +34,12 @@ class Prepared:
         *,
         expected: ExpectedTotal = expected_total,
         events_max: int = EVENTS_MAX,
+        admission: Admission | None = None,
     ) -> None:
         self._limits, self._step_time, self._requests = limits, step_time, requests
         self._expected, self._events_max = expected, events_max
-        self._queues = resolve(limits, requests, expected=expected)
+        self._admission = admission
+        self._queues = resolve(limits, requests, expected=expected, admission=admission)
         self._keys = frozenset(self._queues.keys)
         self._spans: list[Span] = []
         self._engine = settled(limits, step_time, self._queues, spans=self._spans)
@@ -76,6 +78,7 @@ class Prepared:
                 others,
                 expected=self._expected,
                 events_max=self._events_max,
+                admission=self._admission,
             ).probe(probe, horizon=horizon)
         asked = newcomer(self._limits, probe, self._expected)
         if horizon == "newcomer" or self._run_out():
@@ -120,6 +123,8 @@ class Prepared:
         while self._first < 0:
             if not self._more():
                 return None
+        if not self._engine.LAYS_OVER:
+            return None
         return lay_over(
             self._spans, self._more, self._first, type(self._engine), self._limits,
             self._step_time, asked.prompt, asked.target,
@@ -175,7 +180,7 @@ class Prepared:
         limits, queues = self._limits, self._queues
         if self._checkpoint is not None:
             engine = self._checkpoint.copy()
-            row = engine.append(asked.prompt, asked.target)
+            row = engine.append(asked)
         else:
             queues = queues.copy()
             row = queues.append(asked)
@@ -237,9 +242,17 @@ def simulate_fast(
     horizon: Horizon = "newcomer",
     expected: ExpectedTotal = expected_total,
     events_max: int = EVENTS_MAX,
+    admission: Admission | None = None,
 ) -> Forecast:
     """One probe for a state that is not asked again."""
-    prepared = Prepared(limits, step_time, requests, expected=expected, events_max=events_max)
+    prepared = Prepared(
+        limits,
+        step_time,
+        requests,
+        expected=expected,
+        events_max=events_max,
+        admission=admission,
+    )
     return prepared.probe(probe, horizon=horizon)
 
 
@@ -249,6 +262,7 @@ def trajectory(
     requests: SequenceOf[RequestState],
     *,
     expected: ExpectedTotal = expected_total,
+    admission: Admission | None = None,
 ) -> Base:
     """What happens to those present if nobody comes."""
-    return Prepared(limits, step_time, requests, expected=expected).base()
+    return Prepared(limits, step_time, requests, expected=expected, admission=admission).base()

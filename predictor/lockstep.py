@@ -21,6 +21,8 @@ class Lockstep(Batch, ABC):
 
     __slots__ = ()
 
+    LAYS_OVER: ClassVar[bool] = True
+    """A newcomer is the last of a mixed batch, as predictor/overlay.py takes it to be."""
     ALLOCATES_WHOLE: ClassVar[bool] = False
     """A prefill gets the blocks of its whole length at once."""
     WATERMARK_ALONE: ClassVar[bool] = False

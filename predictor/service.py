@@ -200,7 +200,10 @@ class Oracle:
         if probe.kind == "load":
             return load_answer(view, probe)
         if self._prepared is None or self._prepared[0].version != view.version:
-            self._prepared = (view, Prepared(view.limits, view.step_time, view.requests))
+            self._prepared = (
+                view,
+                Prepared(view.limits, view.step_time, view.requests, admission=view.admission),
+            )
         prepared = self._prepared[1]
         forecast = prepared.probe(probe, horizon=self._horizon)
         outlook = self._outlook(prepared, forecast, probe, spread)

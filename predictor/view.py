@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pipeline.messages import (
+    Admission,
     Ended,
     EngineLimits,
     Probe,
@@ -51,6 +52,7 @@ class View:
     step_time: StepTime
     requests: list[RequestState]
     age_ms: float
+    admission: Admission | None = None
 
 
 @dataclass
@@ -67,7 +69,8 @@ class InstanceView:
     _fit_start: StepTime | None = None
     _updated_at: float = 0.0
     _present: list[RequestState] = field(default_factory=list)
-    """The ledger's requests, moved on."""
+    _admission: Admission | None = None
+    """The ledger's requests, and what admission goes by, moved on."""
     _advances: int = 0
     """Intervals by which they are."""
     _untaken: list[Ended] = field(default_factory=list)
@@ -117,7 +120,7 @@ class InstanceView:
         self._update = update
         self._version += 1
         self._updated_at = self.clock()
-        self._present, self._advances = update.requests, 0
+        self._present, self._admission, self._advances = update.requests, update.admission, 0
         self._untaken = [*self._untaken, *ended][-ENDED_UNTAKEN_MAX:]
         present = (state.key for state in update.requests)
         self._coming.arrived((*present, *(e.key for e in ended), *update.finished))
@@ -173,6 +176,7 @@ class InstanceView:
             step_time=self.step_time or update.step_time,
             requests=[*self._present, *(s for s in coming if s.key not in known)],
             age_ms=age_s * 1000,
+            admission=self._admission,
         )
 
     def _advance(self, update: StateUpdate, age_s: float) -> None:
@@ -184,9 +188,9 @@ class InstanceView:
         step_time = self.step_time or update.step_time
         elapsed_ms = advances * ADVANCE_EVERY_S * 1000
         # From the ledger itself each time: steps cut short at every interval would add up.
-        present = advanced(update.limits, step_time, update.requests, elapsed_ms)
-        if present != self._present:
-            self._present = present
+        now = advanced(update.limits, step_time, update.requests, elapsed_ms, update.admission)
+        if now != (self._present, self._admission):
+            self._present, self._admission = now
             self._version += 1
 
 

@@ -221,6 +221,7 @@ class Worker:
             requests=self._ledger.states(stats),
             ended=self._ledger.ended(),
             steps=self._engine.take_steps(),
+            admission=stats.admission,
         )
         try:
             await self._bus.publish(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pipeline.messages import EngineLimits, Phase, RequestState, StepTime
+from pipeline.messages import Admission, EngineLimits, Phase, RequestState, StepTime
 from predictor.ageing import STEPS_MAX, advanced
 from predictor.fast import simulate_fast
 from predictor.rules import step_by_step
@@ -28,6 +28,17 @@ ROOMY = EngineLimits(
     max_model_len=1_000,
 )
 TOKENS_MAX = 400
+
+
+def later(
+    limits: EngineLimits,
+    step_time: StepTime,
+    states: list[RequestState],
+    elapsed_ms: float,
+    admission: Admission | None = None,
+) -> list[RequestState]:
+    """The requests alone."""
+    return advanced(limits, step_time, states, elapsed_ms, admission)[0]
 
 
 class Engine:
@@ -77,7 +88,7 @@ def counts(states: list[RequestState]) -> dict[str, tuple[int, int]]:
 @st.composite
 def engines(draw: st.DrawFn) -> Engine:
     """Anywhere in the life of some requests."""
-    limits = draw(any_limits(draw(st.sampled_from(["vllm", "vllm-v0"]))))
+    limits = draw(any_limits(draw(st.sampled_from(["vllm", "vllm-v0", "sglang"]))))
     count = draw(st.integers(1, 8))
     prompts = draw(st.lists(st.integers(1, 40), min_size=count, max_size=count))
     targets = draw(st.lists(st.integers(1, 60), min_size=count, max_size=count))
@@ -102,7 +113,7 @@ def test_an_engine_that_only_decodes_is_followed_to_within_a_step(
     for _ in range(steps):
         engine.step()
     before = engine.states()
-    moved = advanced(ROOMY, STEP_TIME, before, elapsed_ms)
+    moved = later(ROOMY, STEP_TIME, before, elapsed_ms)
     most = min(TOKENS_MAX - 1 - state.generated_tokens for state in before)
     until_ms = engine.now_ms + elapsed_ms
     taken = 0
@@ -123,7 +134,7 @@ def test_as_long_as_nobody_ends_it_is_the_engines_own_state_or_an_earlier_one(
     """Prefills, admissions and all, by both sets of rules; so it is never worse than before."""
     limits = engine.scheduler.limits
     before = engine.states()
-    moved = counts(advanced(limits, STEP_TIME, before, elapsed_ms))
+    moved = counts(later(limits, STEP_TIME, before, elapsed_ms, engine.scheduler.admission))
     assert moved.keys() == counts(before).keys()
     passed = [counts(before)]
     engine.eventful = False
@@ -144,12 +155,13 @@ def test_with_room_for_all_it_is_the_state_at_that_very_time(
 ) -> None:
     limits = engine.scheduler.limits
     before = engine.states()
-    moved = advanced(limits, STEP_TIME, before, elapsed_ms)
+    goes_by = engine.scheduler.admission
+    moved, admission = advanced(limits, STEP_TIME, before, elapsed_ms, goes_by)
     engine.eventful = False
     until_ms, taken = engine.now_ms + elapsed_ms, 0
     truth = counts(before)
     while len(engine.scheduler) and engine.now_ms <= until_ms:
-        truth = counts(engine.states())
+        truth, goes_by = counts(engine.states()), engine.scheduler.admission
         engine.step()
         taken += 1
     blocks = sum(-(-(s.prompt_tokens + s.max_tokens) // limits.block_size) for s in before)
@@ -158,6 +170,9 @@ def test_with_room_for_all_it_is_the_state_at_that_very_time(
     last = any(state.generated_tokens + 1 >= state.max_tokens for state in before)
     assume(not (engine.eventful or tight or last or taken > STEPS_MAX))
     assert counts(moved) == truth
+    if goes_by is not None and before:
+        assert admission is not None
+        assert admission.new_token_ratio == pytest.approx(goes_by.new_token_ratio)
 
 
 def test_who_waits_is_let_in_and_prefilled_by_chunks() -> None:
@@ -167,7 +182,7 @@ def test_who_waits_is_let_in_and_prefilled_by_chunks() -> None:
     phases, elapsed_ms = [], 0.0
     for _ in range(4):
         elapsed_ms += engine.step()
-        moved = advanced(ROOMY, STEP_TIME, before, elapsed_ms + 1e-6)
+        moved = later(ROOMY, STEP_TIME, before, elapsed_ms + 1e-6)
         assert counts(moved) == counts(engine.states())
         phases.append([state.phase for state in moved])
     assert phases == [["decoding", "prefilling"]] * 2 + [["decoding", "decoding"]] * 2
@@ -178,42 +193,42 @@ def test_nobody_is_let_in_while_the_batch_is_full() -> None:
     engine = Engine(limits, [3, 4, 5], [TOKENS_MAX] * 3)
     for _ in range(3):
         engine.step()
-    moved = advanced(limits, STEP_TIME, engine.states(), 100.0)
+    moved = later(limits, STEP_TIME, engine.states(), 100.0)
     assert Counter(state.phase for state in moved) == {"decoding": 2, "waiting": 1}
     assert moved[0].generated_tokens > 10
 
 
 def test_nobody_reaches_the_last_token_that_it_may_have() -> None:
     state = RequestState("r", "decoding", 10, 12, 3, 20, 5, 6, 7)
-    (moved,) = advanced(ROOMY, STEP_TIME, [state], 1e6)
+    (moved,) = later(ROOMY, STEP_TIME, [state], 1e6)
     assert (moved.generated_tokens, moved.computed_tokens) == (19, 28)
     # Nor does anybody else go on beyond that moment: the batch is another then.
     other = RequestState("s", "decoding", 10, 12, 3, 500, 5, 6, 7)
-    moved_on = advanced(ROOMY, STEP_TIME, [other, state], 1e6)
+    moved_on = later(ROOMY, STEP_TIME, [other, state], 1e6)
     assert [moved.generated_tokens for moved in moved_on] == [19, 19]
     # The model's room is a limit like it.
     state = RequestState("r", "decoding", 900, 902, 3, 10_000, 5, 6, 7)
-    (moved,) = advanced(ROOMY, STEP_TIME, [state], 1e6)
+    (moved,) = later(ROOMY, STEP_TIME, [state], 1e6)
     assert moved.generated_tokens == 99
     # One that must have ended stands still, and everybody with it.
     state = RequestState("r", "decoding", 10, 29, 20, 20, 5, 6, 7)
-    assert advanced(ROOMY, STEP_TIME, [state, other], 1e6) == [state, other]
+    assert later(ROOMY, STEP_TIME, [state, other], 1e6) == [state, other]
 
 
 def test_time_stops_where_blocks_would_run_out() -> None:
     limits = msgspec.structs.replace(ROOMY, kv_blocks=10)
     states = [RequestState(f"r{n}", "decoding", 10, 12, 3, 500, 5, 6, 7) for n in range(2)]
-    moved = advanced(limits, STEP_TIME, states, 1e6)
+    moved = later(limits, STEP_TIME, states, 1e6)
     assert [state.computed_tokens for state in moved] == [20, 20]
     # A ledger that has more blocks than there are does not add up: it stays as it is.
     limits = msgspec.structs.replace(ROOMY, kv_blocks=5)
-    assert advanced(limits, STEP_TIME, states, 1e6) == states
+    assert later(limits, STEP_TIME, states, 1e6) == states
 
 
 def test_less_than_a_step_changes_nothing() -> None:
     states = [RequestState("r", "decoding", 10, 12, 3, 500, 5, 6, 7)]
-    assert advanced(ROOMY, STEP_TIME, states, 2.0) == states
-    assert advanced(ROOMY, STEP_TIME, [], 1e3) == []
+    assert later(ROOMY, STEP_TIME, states, 2.0) == states
+    assert later(ROOMY, STEP_TIME, [], 1e3) == []
 
 
 @given(
@@ -238,7 +253,7 @@ def test_whatever_the_ledger_says_nobody_is_lost_or_set_back(
         context_ms=context_ms,
         sequence_ms=0.0,
     )
-    moved = advanced(limits, step_time, states, elapsed_ms)
+    moved = later(limits, step_time, states, elapsed_ms)
     before = {state.key: state for state in states}
     assert len(moved) == len(before)
     for state in moved:
@@ -250,7 +265,7 @@ def test_whatever_the_ledger_says_nobody_is_lost_or_set_back(
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_key_that_is_there_twice_counts_once(count: int) -> None:
     twice = [RequestState("r", "prefilling", 10, 0, 0, 500, 5, 6, 7)] * 2
-    assert len(advanced(ROOMY, STEP_TIME, twice, count * 100.0)) == 1
+    assert len(later(ROOMY, STEP_TIME, twice, count * 100.0)) == 1
 
 
 def test_predictions_from_a_ledger_that_was_moved_on_are_nearer_to_those_from_the_truth() -> None:
@@ -272,7 +287,7 @@ def test_predictions_from_a_ledger_that_was_moved_on_are_nearer_to_those_from_th
             seen = ends_and_arrivals
         elif age_ms >= 100:
             truth_ms = e2e_ms(world.states(without=""))
-            moved = advanced(limits, step_time, published, 100.0)
+            moved = later(limits, step_time, published, 100.0)
             off_before.append(abs(e2e_ms(published) - truth_ms))
             off_moved.append(abs(e2e_ms(moved) - truth_ms))
     assert len(off_moved) > 200

@@ -28,7 +28,8 @@ from pipeline.messages import (
 from pipeline.process import Stop
 from tests.conftest import Connect
 from tests.waiting import eventually
-from workers.simulated import SimulatedEngine, SimulatedSettings
+from workers.simulated import SimulatedEngine
+from workers.simulated_settings import SimulatedSettings
 from workers.worker import WorkerSettings, serve_worker
 
 FAST = SimulatedSettings(time_scale=0.02, noise=0.0)
@@ -316,6 +317,29 @@ async def test_the_predictor_hears_how_each_ended(bus: Bus, begin: Begin) -> Non
         "late": "failed",
         "cancelled": "cancelled",
     }
+
+
+async def test_the_predictor_hears_what_the_engines_admission_goes_by(
+    bus: Bus, begin: Begin
+) -> None:
+    updates: list[StateUpdate] = []
+    await bus.subscribe(
+        bus.subjects.state("a"),
+        lambda m: updates.append(msgspec.msgpack.decode(m.data, type=StateUpdate)),
+    )
+    running = await begin(SimulatedSettings(rules="sglang", time_scale=0.02, max_num_seqs=1))
+    assert running.heard[-1].limits.rules == "sglang"
+    for key in ("r1", "r2"):
+        request = Request(id=key, prompt="hi", max_tokens=400, ignore_eos=True)
+        await send(bus, running, request)
+    await eventually(
+        lambda: any(u.admission is not None and u.admission.batch_full for u in updates),
+        what="a full batch in the state",
+    )
+    await eventually(
+        lambda: {"c.r1", "c.r2"} <= {ended.key for ended in updates[-1].ended}, what="their ends"
+    )
+    assert min(u.admission.new_token_ratio for u in updates if u.admission is not None) < 0.7
 
 
 async def test_a_stopped_worker_finishes_what_runs_and_hands_back_the_rest(
