@@ -19,6 +19,8 @@ ID_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 
 Id = Annotated[str, Meta(pattern=ID_PATTERN)]
 Count = Annotated[int, Meta(ge=0)]
+Key = Annotated[str, Meta(min_length=1, max_length=512)]
+"""`<client>.<id>`, a request's name on the bus."""
 
 
 def wall_ms() -> float:
@@ -145,7 +147,7 @@ class TaggedRequest(Wire, frozen=True, kw_only=True):
 class Probe(Wire, frozen=True, kw_only=True):
     """Dispatcher to predictor: what if this request came to you?"""
 
-    key: str
+    key: Key
     prompt_tokens: Count
     max_tokens: Count | None = None
     estimate: LengthEstimate
@@ -330,13 +332,29 @@ class EngineLimits(Wire, frozen=True, kw_only=True, omit_defaults=False):
     kv_blocks: int
     """Usable blocks of `block_size` tokens."""
     max_num_seqs: int
+    """SGLang: `max_running_requests`."""
     max_num_batched_tokens: int
+    """SGLang: `chunked_prefill_size`, which bounds a prefill batch; a multiple of the page size."""
     max_model_len: int
+    """SGLang: the context length."""
     chunked_prefill: bool = True
     reserve_full_isl: bool = True
     """Admit only when blocks for the whole present length are free (vLLM's default)."""
     watermark: float = 0.0
-    """Share of the blocks kept free at admission."""
+    """vLLM: share of the blocks kept free at admission."""
+    max_prefill_tokens: Annotated[int, Meta(ge=1)] = 16_384
+    """SGLang: nobody joins a prefill batch that has so many tokens."""
+    new_token_ratio_start: Annotated[float, Meta(ge=0, le=1)] = 0.7
+    """SGLang: share of the tokens that the running ones may still generate which is kept free at
+    admission; this one after idling. It is 0.7 times `schedule_conservativeness`, at most 1."""
+    new_token_ratio_min: Annotated[float, Meta(ge=0, le=1)] = 0.098
+    """SGLang: what that share falls to; 0.14 times the start."""
+    new_token_ratio_decay_steps: Annotated[int, Meta(ge=1)] = 600
+    """SGLang: decode steps in which it falls from the start to the least, evenly."""
+    max_new_tokens_clip: Annotated[int, Meta(ge=1)] = 4_096
+    """SGLang: what a request may still generate counts as this much at most."""
+    retract_decode_steps: Annotated[int, Meta(ge=0)] = 20
+    """SGLang: tokens that each request is given to grow by in the share after a retraction."""
 
 
 class Instance(Wire, frozen=True, kw_only=True):
@@ -367,13 +385,13 @@ Phase = Literal["waiting", "prefilling", "decoding", "preempted"]
 class RequestState(Struct, frozen=True, array_like=True):
     """One request of the ledger. An array on the wire: there are many."""
 
-    key: str
+    key: Key
     phase: Phase
-    prompt_tokens: int
-    computed_tokens: int
+    prompt_tokens: Count
+    computed_tokens: Count
     """Tokens whose KV entries exist."""
-    generated_tokens: int
-    max_tokens: int
+    generated_tokens: Count
+    max_tokens: Count
     p10: float
     p50: float
     p90: float
@@ -392,7 +410,39 @@ class StepSample(Struct, frozen=True, array_like=True):
     duration_ms: float
 
 
+class Ended(Struct, frozen=True, array_like=True):
+    """How one request left the ledger. An array on the wire. Durations are from the moment INBOX
+    stored it; the worker measured them."""
+
+    key: Key
+    outcome: str
+    """`stop` or `length`: it ran to its end. `cancelled`, `failed`, or `handed_back` to be run
+    elsewhere; one that a reader does not know is as `failed`."""
+    waited_ms: float = 0.0
+    """In the inbox and in the engine's queue, as far as an update showed it there."""
+    ttft_ms: float | None = None
+    """None: no token came."""
+    e2e_ms: float = 0.0
+    """To its last token."""
+
+    @property
+    def answered(self) -> bool:
+        """It ran to its end; the others' durations say nothing of the engine."""
+        return self.outcome in ("stop", "length")
+
+
+class Admission(Struct, frozen=True, array_like=True):
+    """What SGLang's scheduler carries from one step to the next beside its queues."""
+
+    new_token_ratio: Annotated[float, Meta(ge=0, le=1)]
+    """See EngineLimits.new_token_ratio_start; now."""
+    batch_full: bool = False
+    """The head of the queue did not fit, and is not tried again until somebody leaves."""
+
+
 STEPS_REPORTED_MAX = 256
+ENDED_REPORTED_MAX = 256
+LEDGER_MAX = 65_536
 
 
 class StateUpdate(Struct, frozen=True, kw_only=True):
@@ -407,11 +457,17 @@ class StateUpdate(Struct, frozen=True, kw_only=True):
     sent_at_ms: float
     limits: EngineLimits
     step_time: StepTime
-    requests: list[RequestState]
-    finished: list[str]
-    """Keys that ended lately; they may never have been in an update."""
-    steps: list[StepSample] = []
-    """Steps since the last update, as far as the engine tells; the latest STEPS_REPORTED_MAX."""
+    requests: Annotated[list[RequestState], Meta(max_length=LEDGER_MAX)]
+    ended: Annotated[list[Ended], Meta(max_length=ENDED_REPORTED_MAX)] = []
+    """Those of the last seconds, oldest first, told in several updates so that a lost one does no
+    harm; they may never have been in `requests`."""
+    finished: Annotated[list[str], Meta(max_length=ENDED_REPORTED_MAX)] = []
+    """Of a worker older than `ended`: keys alone."""
+    steps: Annotated[list[StepSample], Meta(max_length=STEPS_REPORTED_MAX)] = []
+    """Steps since the last update, as far as the engine tells; the latest."""
+    admission: Admission | None = None
+    """Where the rules have such a thing and the engine tells; without it a predictor begins where
+    an idle engine does."""
 
 
 def prompt_text(request: Request) -> str:

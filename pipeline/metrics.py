@@ -1,6 +1,6 @@
 """Counters of every component, for Prometheus. Label sets are small and fixed."""
 
-from prometheus_client import Counter, Histogram, start_http_server
+from prometheus_client import Counter, Gauge, Histogram, start_http_server
 
 REFUSED = Counter(
     "astrolabe_refused_total", "Requests and messages that a stage refused.", ["stage", "code"]
@@ -31,6 +31,33 @@ PREDICTION_SECONDS = Histogram(
     buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
 )
 STATE_DROPPED = Counter("astrolabe_state_dropped_total", "State messages ignored.", ["reason"])
+PREDICTION_ERROR = Gauge(
+    "astrolabe_prediction_error",
+    "|ln(actual / predicted)| over the last 1,024 answers that ran here.",
+    ["figure", "quantile"],
+)
+PREDICTION_BIAS = Gauge(
+    "astrolabe_prediction_bias",
+    "Median ln(actual / predicted); above 0: slower than predicted.",
+    ["figure"],
+)
+PREDICTION_DRIFT = Gauge(
+    "astrolabe_prediction_drift", "Bias of E2E over the last 64 less that over the last 1,024."
+)
+LATEST_ERROR = Gauge(
+    "astrolabe_prediction_error_latest",
+    "Median error of E2E over the last 128: the simulation's, and a queue-length estimate's.",
+    ["estimate"],
+)
+PREDICTOR_TRUSTED = Gauge(
+    "astrolabe_predictor_trusted", "0 while it answers with a queue-length estimate."
+)
+STEP_TIME_ERROR = Gauge(
+    "astrolabe_step_time_error", "Median relative error of the learnt step time, last 128 steps."
+)
+STEP_TIME_CHANGES = Gauge(
+    "astrolabe_step_time_changes", "Times that the engine's speed was taken to have changed."
+)
 
 
 def serve_metrics(port: int) -> None:

@@ -6,7 +6,7 @@ then is computed once for a state and shared by all its probes; from there on ea
 
 from collections.abc import Sequence as SequenceOf
 
-from pipeline.messages import EngineLimits, Probe, RequestState, StepTime
+from pipeline.messages import Admission, EngineLimits, Probe, RequestState, StepTime
 from predictor.forecast import Base, Forecast, Horizon, LazyTimes
 from predictor.lengths import expected_total
 from predictor.lockstep import Lockstep
@@ -28,12 +28,14 @@ class Prepared:
         *,
         expected: ExpectedTotal = expected_total,
         events_max: int = EVENTS_MAX,
+        admission: Admission | None = None,
     ) -> None:
         if events_max < 1:
             raise ValueError("events_max must be at least 1")
         self._limits, self._step_time, self._requests = limits, step_time, requests
         self._expected, self._events_max = expected, events_max
-        self._queues = resolve(limits, requests, expected=expected)
+        self._admission = admission
+        self._queues = resolve(limits, requests, expected=expected, admission=admission)
         engine = settled(limits, step_time, self._queues)
         engine.events_left = events_max
         self._settled_first = engine.opened
@@ -65,6 +67,7 @@ class Prepared:
                 others,
                 expected=self._expected,
                 events_max=self._events_max,
+                admission=self._admission,
             ).probe(probe, horizon=horizon)
         limits, asked = self._limits, newcomer(self._limits, probe, self._expected)
         engine = self._with(asked)
@@ -158,9 +161,17 @@ def simulate_fast(
     horizon: Horizon = "newcomer",
     expected: ExpectedTotal = expected_total,
     events_max: int = EVENTS_MAX,
+    admission: Admission | None = None,
 ) -> Forecast:
     """One probe for a state that is not asked again."""
-    prepared = Prepared(limits, step_time, requests, expected=expected, events_max=events_max)
+    prepared = Prepared(
+        limits,
+        step_time,
+        requests,
+        expected=expected,
+        events_max=events_max,
+        admission=admission,
+    )
     return prepared.probe(probe, horizon=horizon)
 
 
@@ -170,6 +181,7 @@ def trajectory(
     requests: SequenceOf[RequestState],
     *,
     expected: ExpectedTotal = expected_total,
+    admission: Admission | None = None,
 ) -> Base:
     """What happens to those present if nobody comes."""
-    return Prepared(limits, step_time, requests, expected=expected).base()
+    return Prepared(limits, step_time, requests, expected=expected, admission=admission).base()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pipeline.errors import PromptTooLong
-from pipeline.messages import EngineLimits, Probe, RequestState
+from pipeline.messages import Admission, EngineLimits, Probe, RequestState
 from predictor.lengths import expected_total
 
 ExpectedTotal = Callable[[int, float, float, float, int], int]
@@ -35,6 +35,8 @@ class Queues:
     waiting: list[int] = field(default_factory=list)
     never_fits: list[str] = field(default_factory=list)
     """Keys of those left out because even alone they would not fit; the engine will refuse them."""
+    admission: Admission | None = None
+    """None in an idle engine too, whatever it last said: it begins anew."""
 
     def decodes(self, row: int) -> bool:
         """Whether only its newest token still lacks a KV entry, as of one in a running list."""
@@ -47,6 +49,7 @@ class Queues:
             self.keys.copy(), self.prompts.copy(), self.targets.copy(), self.computed.copy(),
             self.generated.copy(), self.tokens_max.copy(), self.priorities.copy(),
             self.running.copy(), self.decoding, self.waiting.copy(), self.never_fits.copy(),
+            self.admission,
         )  # fmt: skip
 
     def append(self, asked: "Newcomer") -> int:
@@ -67,9 +70,12 @@ def tokens_in_all(limits: EngineLimits) -> int:
     """Most tokens, prompt and answer together, that one request can have.
 
     The last token is never computed, so it needs no KV entry. Without chunked prefill a request
-    that was preempted at its longest has to be computed again within one step.
+    that was preempted at its longest has to be computed again within one step. SGLang clips an
+    answer so that it would be admitted to an empty pool, where a page more has to be free.
     """
     blocks = limits.kv_blocks
+    if limits.rules == "sglang":
+        return min(limits.max_model_len - 2, (blocks - 1) * limits.block_size - 1)
     if limits.rules == "vllm-v0":
         # It lets nobody go on without a free block, and admits nobody into the watermark.
         blocks -= max(1, int(limits.watermark * blocks))
@@ -85,6 +91,7 @@ def resolve(
     *,
     without: str | None = None,
     expected: ExpectedTotal = expected_total,
+    admission: Admission | None = None,
 ) -> Queues:
     """The ledger's requests, each key once, `without` one; finished ones are left out."""
     queues = Queues()
@@ -135,6 +142,8 @@ def resolve(
         priorities.append(state.priority)
         row += 1
     queues.decoding = decoding
+    if row:
+        queues.admission = admission
     return queues
 
 

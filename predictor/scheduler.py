@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from pipeline.errors import AstrolabeError
-from pipeline.messages import EngineLimits
+from pipeline.messages import Admission, EngineLimits
 from predictor.queues import tokens_in_all
 from predictor.step_time import StepLoad
 
@@ -80,6 +80,14 @@ class Scheduler:
 
     def __contains__(self, key: str) -> bool:
         return key in self._sequences
+
+    @property
+    def admission(self) -> Admission | None:
+        """What these rules carry from one step to the next beside the queues: nothing."""
+        return None
+
+    def resume(self, admission: Admission) -> None:
+        """Go on from what another scheduler of the same rules carried."""
 
     @property
     def blocks_used(self) -> int:

@@ -20,10 +20,12 @@ from pipeline.codec import decode, encode
 from pipeline.errors import AstrolabeError, RequestError
 from pipeline.messages import Prediction, Probe, StateUpdate, wall_ms
 from pipeline.metrics import PREDICTION_SECONDS, PREDICTIONS, STATE_DROPPED
+from pipeline.periodic import every
 from predictor.fast import Prepared
 from predictor.fit import OnlineFit
 from predictor.fit_store import FitStore
 from predictor.forecast import Forecast, Horizon, marginal_delay_ms
+from predictor.gauges import show
 from predictor.load import load_answer
 from predictor.scores import (
     DEFAULT_SCORE,
@@ -40,6 +42,7 @@ log = structlog.get_logger()
 INLINE_REQUESTS_MAX = 400
 """Present requests up to which a prediction from scratch takes about 2 ms."""
 SAVE_EVERY_S = 60.0
+SHOW_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +80,13 @@ class Predictor:
             endpoint=("predict", subjects.predict(instance), self._answer),
         )
         log.info("predictor_ready", instance=instance)
-        saving = asyncio.create_task(self._save_now_and_then())
+        chores = [
+            asyncio.create_task(self._save_now_and_then()),
+            asyncio.create_task(every(SHOW_EVERY_S, self._show)),
+        ]
         await stop.wait()
-        saving.cancel()
+        for chore in chores:
+            chore.cancel()
         await service.stop()
         await self._save()
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -96,14 +103,23 @@ class Predictor:
             await asyncio.sleep(SAVE_EVERY_S)
             await self._save()
 
+    async def _show(self) -> None:
+        show(self._trust.quality(), self._view.fit)
+
     async def _save(self) -> None:
         if self._store is not None and self._view.fit is not None:
             await asyncio.to_thread(self._store.save, self._view.fit, at_ms=wall_ms())
 
     def _on_state(self, message: Message) -> None:
         self._count_dropped(self._view.state(message.data))
-        for key in self._view.finished():
-            self._trust.finished(key)
+        trusted = self._trust.trusted
+        for ended in self._view.take_ended():
+            self._trust.ended(ended)
+        if trusted is not self._trust.trusted:
+            log.warning(
+                "predictor_not_trusted" if trusted else "predictor_trusted_again",
+                instance=self._settings.instance,
+            )
 
     def _on_queued(self, message: Message) -> None:
         self._count_dropped(self._view.queued(message.headers))
@@ -128,6 +144,9 @@ class Predictor:
         except NoStateError as error:
             PREDICTIONS.labels("no_state").inc()
             raise ServiceError(str(error)) from error
+        except Exception:
+            PREDICTIONS.labels("failed").inc()  # the service says so, with the traceback
+            raise
         if probe.kind == "load":
             # Asked of every instance, it goes to one: expecting it here would be wrong mostly.
             PREDICTIONS.labels("load").inc()
@@ -181,7 +200,10 @@ class Oracle:
         if probe.kind == "load":
             return load_answer(view, probe)
         if self._prepared is None or self._prepared[0].version != view.version:
-            self._prepared = (view, Prepared(view.limits, view.step_time, view.requests))
+            self._prepared = (
+                view,
+                Prepared(view.limits, view.step_time, view.requests, admission=view.admission),
+            )
         prepared = self._prepared[1]
         forecast = prepared.probe(probe, horizon=self._horizon)
         outlook = self._outlook(prepared, forecast, probe, spread)

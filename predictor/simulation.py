@@ -7,7 +7,7 @@ only as estimates, and the engine's speed only as the coefficients that it is gi
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from pipeline.messages import EngineLimits, Probe, RequestState, StepTime
+from pipeline.messages import Admission, EngineLimits, Probe, RequestState, StepTime
 from predictor.forecast import Base, Forecast, Horizon
 from predictor.lengths import expected_total
 from predictor.queues import ExpectedTotal, newcomer, resolve
@@ -59,6 +59,7 @@ def simulate(
     steps_max: int = STEPS_MAX,
     horizon: Horizon = "newcomer",
     expected: ExpectedTotal = expected_total,
+    admission: Admission | None = None,
 ) -> Forecast:
     """Run the engine in this state with the newcomer behind everybody, until it has finished.
 
@@ -67,7 +68,7 @@ def simulate(
     if steps_max < 1:
         raise ValueError("steps_max must be at least 1")
     asked = newcomer(limits, probe, expected)
-    queues = resolve(limits, requests, without=asked.key, expected=expected)
+    queues = resolve(limits, requests, without=asked.key, expected=expected, admission=admission)
     run = _Run(restored(limits, queues), step_time)
     scheduler = run.scheduler
     ahead = [*scheduler.running, *scheduler.waiting]
@@ -117,9 +118,10 @@ def trajectory(
     *,
     steps_max: int = STEPS_MAX,
     expected: ExpectedTotal = expected_total,
+    admission: Admission | None = None,
 ) -> Base:
     """Run the engine in this state until everybody present has finished."""
-    queues = resolve(limits, requests, expected=expected)
+    queues = resolve(limits, requests, expected=expected, admission=admission)
     run = _Run(restored(limits, queues), step_time)
     done = run.drain(steps_max)
     return Base(

@@ -17,8 +17,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import exp, isfinite, log
+from math import exp, inf, isfinite, log
 from statistics import fmean, median, quantiles
+
+from pipeline.messages import Ended
 
 PENDING_MAX = 4_096
 PENDING_EXPIRES_S = 1_200.0
@@ -60,8 +62,11 @@ class Quality:
     """Of |log(actual / predicted)|, over the long run; about a share where it is small."""
     error_p90: float = 0.0
     error_p99: float = 0.0
+    ttft_error_p50: float = 0.0
+    """The same of the time to the first token."""
     bias: float = 0.0
     """Median logarithm over the long run: above zero, things took longer than predicted."""
+    ttft_bias: float = 0.0
     drift: float = 0.0
     """The latest requests' bias less that of the long run."""
     spread: float | None = None
@@ -77,6 +82,7 @@ class Quality:
 @dataclass(slots=True)
 class _Pending:
     at: float
+    ttft_ms: float
     e2e_ms: float
     plain_ms: float | None
 
@@ -89,6 +95,7 @@ class Trust:
     trusted: bool = True
     _pending: dict[str, _Pending] = field(default_factory=dict)
     _errors: deque[float] = field(default_factory=lambda: deque(maxlen=LONG_RUN))
+    _first_errors: deque[float] = field(default_factory=lambda: deque(maxlen=LONG_RUN))
     _recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=JUDGED))
     """Own and plain absolute error of those that have both."""
     _service_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -109,8 +116,10 @@ class Trust:
         self._pending.pop(key, None)  # asked again: it becomes the newest
         if len(self._pending) >= PENDING_MAX:
             del self._pending[next(iter(self._pending))]
-        if isfinite(e2e_ms):
-            self._pending[key] = _Pending(self.clock(), e2e_ms, plain.e2e_ms if plain else None)
+        if isfinite(e2e_ms) and isfinite(ttft_ms):
+            self._pending[key] = _Pending(
+                self.clock(), ttft_ms, e2e_ms, plain.e2e_ms if plain else None
+            )
         if self.trusted or plain is None:
             return Answer(ttft_ms, e2e_ms)
         return plain
@@ -126,34 +135,33 @@ class Trust:
         first_ms = fmean(self._first_ms) if self._first_ms else 0.0
         return Answer(waits_ms + first_ms, waits_ms + service_ms, from_queue=True)
 
-    def finished(
-        self, key: str, *, e2e_ms: float | None = None, waited_ms: float = 0.0, first_ms: float = 0
-    ) -> None:
-        """A request ran here to its end. Its E2E is from the answer until now unless it is given;
-        `waited_ms` of it passed before it ran, and `first_ms` from then to its first token."""
-        pending = self._pending.pop(key, None)
+    def ended(self, ended: Ended) -> None:
+        """A request left the instance. What did not run to its end is forgotten: its time says
+        nothing. One cut short by its limit of tokens counts, since a prediction knows the limit.
+
+        Its E2E is the worker's, from the inbox on. That rests on two wall clocks; no more than
+        what passed here since the answer is believed.
+        """
+        pending = self._pending.pop(ended.key, None)
         self._drop_expired()
-        if e2e_ms is None:
-            if pending is None:
-                return
-            e2e_ms = (self.clock() - pending.at) * 1000
-        if not (isfinite(e2e_ms) and e2e_ms > 0):
+        if not ended.answered or ended.ttft_ms is None:
             return
-        self._service_ms.append(max(MS_MIN, e2e_ms - waited_ms))
-        if first_ms > 0:
-            self._first_ms.append(first_ms)
+        e2e_ms, ttft_ms = ended.e2e_ms, ended.ttft_ms
+        if not (0 < ttft_ms <= e2e_ms < inf and 0 <= ended.waited_ms <= ttft_ms):
+            return
+        self._service_ms.append(max(MS_MIN, e2e_ms - ended.waited_ms))
+        if ttft_ms > ended.waited_ms:
+            self._first_ms.append(ttft_ms - ended.waited_ms)
         if pending is None:
             return
+        since_ms = (self.clock() - pending.at) * 1000
+        error = _error(min(e2e_ms, since_ms), pending.e2e_ms)
         self._count += 1
-        error = log(e2e_ms / max(MS_MIN, pending.e2e_ms))
         self._errors.append(error)
+        self._first_errors.append(_error(min(ttft_ms, since_ms), pending.ttft_ms))
         if pending.plain_ms is not None:
-            self._recent.append((abs(error), abs(log(e2e_ms / max(MS_MIN, pending.plain_ms)))))
+            self._recent.append((abs(error), abs(_error(min(e2e_ms, since_ms), pending.plain_ms))))
             self._judge()
-
-    def forget(self, key: str) -> None:
-        """It went elsewhere, was cancelled or failed: its time says nothing."""
-        self._pending.pop(key, None)
 
     def quality(self) -> Quality:
         """As of now. Sorts what is kept: for a metrics page, not for every probe."""
@@ -168,7 +176,9 @@ class Trust:
             error_p50=of_hundred[49],
             error_p90=of_hundred[89],
             error_p99=of_hundred[98],
+            ttft_error_p50=median(map(abs, self._first_errors)),
             bias=bias,
+            ttft_bias=median(self._first_errors),
             drift=median(latest) - bias,
             spread=self.spread(),
             plain_error_p50=plain,
@@ -221,3 +231,7 @@ class Trust:
             if self._pending[oldest].at >= before:
                 return
             del self._pending[oldest]
+
+
+def _error(actual_ms: float, predicted_ms: float) -> float:
+    return log(max(MS_MIN, actual_ms) / max(MS_MIN, predicted_ms))

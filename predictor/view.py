@@ -1,29 +1,39 @@
 """What a predictor knows of its instance: the last ledger, and what is on its way to it.
 
-Three layers, oldest knowledge first: the worker's published ledger; what INBOX stored since (seen
-on `queued.<instance>`); what this predictor was asked about a moment ago and may still be sent.
-The last one closes the gap between a probe and its dispatch: two requests that arrive within one
-probe's time do not both see an idle instance.
+Three layers, oldest knowledge first: the worker's published ledger, moved on by the time since it
+came; what INBOX stored since (seen on `queued.<instance>`); what this predictor was asked about a
+moment ago and may still be sent. The last one closes the gap between a probe and its dispatch: two
+requests that arrive within one probe's time do not both see an idle instance.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
-from pipeline.messages import EngineLimits, Probe, RequestState, StateUpdate, StepTime
-from pipeline.subjects import Header
+from pipeline.messages import (
+    Admission,
+    Ended,
+    EngineLimits,
+    Probe,
+    RequestState,
+    StateUpdate,
+    StepTime,
+)
+from predictor.ageing import advanced
+from predictor.coming import Coming
 from predictor.fit import OnlineFit
 from predictor.step_time import StepLoad
 
-QUEUED_EXPIRES_S = 30.0
-"""Far above the time from inbox to ledger, unless the worker is full; a lost message ends here."""
-PROBED_EXPIRES_S = 0.005
-"""From a probe's answer to the echo of its dispatch takes about 3 ms; then it went elsewhere.
-Longer is worse than not at all: an instance that is probed often and loses would look busy."""
 STATE_STALE_S = 5.0
-ON_THEIR_WAY_MAX = 4_096
+ADVANCE_EVERY_S = 0.1
+"""A state is moved on by whole such intervals, so that probes within one share what is computed."""
+ADVANCE_MAX = 10
+"""Intervals. A worker that was silent for five refreshes may stand still, its engine too."""
+BOOTS_REMEMBERED_MAX = 16
+ENDED_UNTAKEN_MAX = 4_096
 
 
 class NoStateError(Exception):
@@ -37,17 +47,12 @@ class View:
     instance: str
     boot: str
     version: int
-    """The same for as long as nothing but time has changed."""
+    """The same for as long as `requests` are."""
     limits: EngineLimits
     step_time: StepTime
     requests: list[RequestState]
     age_ms: float
-
-
-@dataclass(slots=True)
-class _Expected:
-    state: RequestState
-    until: float
+    admission: Admission | None = None
 
 
 @dataclass
@@ -63,17 +68,26 @@ class InstanceView:
     _fit: OnlineFit | None = None
     _fit_start: StepTime | None = None
     _updated_at: float = 0.0
-    _queued: dict[str, _Expected] = field(default_factory=dict)
-    _probed: dict[str, _Expected] = field(default_factory=dict)
+    _present: list[RequestState] = field(default_factory=list)
+    _admission: Admission | None = None
+    """The ledger's requests, and what admission goes by, moved on."""
+    _advances: int = 0
+    """Intervals by which they are."""
+    _untaken: list[Ended] = field(default_factory=list)
+    _boots_over: deque[str] = field(default_factory=lambda: deque(maxlen=BOOTS_REMEMBERED_MAX))
+    _coming: Coming = field(init=False)
     _decode: msgspec.msgpack.Decoder[StateUpdate] = field(
         default_factory=lambda: msgspec.msgpack.Decoder(StateUpdate)
     )
+
+    def __post_init__(self) -> None:
+        self._coming = Coming(lambda: self.clock())
 
     def state(self, data: bytes) -> str | None:
         """A published ledger; returns why it was dropped, or None."""
         try:
             update = self._decode.decode(data)
-        except (msgspec.DecodeError, msgspec.ValidationError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return "undecodable"
         return self.apply(update)
 
@@ -84,20 +98,32 @@ class InstanceView:
         last = self._update
         if last is not None and last.boot == update.boot and update.sequence <= last.sequence:
             return "out_of_order"
+        if update.boot in self._boots_over:
+            return "old_boot"
+        if not _possible(update.limits):
+            return "unphysical"
         try:
             self._learn(update)
         except ValueError:  # coefficients of no engine
             return "unphysical"
-        if last is not None and last.boot != update.boot:
-            self._queued.clear()  # it was for the inbox of the boot before
+        told = set[Ended]()
+        if last is not None and last.boot == update.boot:
+            told.update(last.ended)
+        elif last is not None:
+            self._boots_over.append(last.boot)
+            self._coming.inbox_gone()  # it was for the inbox of the boot before
+        self._take(update, [ended for ended in update.ended if ended not in told])
+        return None
+
+    def _take(self, update: StateUpdate, ended: list[Ended]) -> None:
+        """The ledger takes over what was on its way; `ended` are those not told before."""
         self._update = update
         self._version += 1
         self._updated_at = self.clock()
-        for state in update.requests:
-            self._queued.pop(state.key, None)
-        for key in update.finished:
-            self._queued.pop(key, None)
-        return None
+        self._present, self._admission, self._advances = update.requests, update.admission, 0
+        self._untaken = [*self._untaken, *ended][-ENDED_UNTAKEN_MAX:]
+        present = (state.key for state in update.requests)
+        self._coming.arrived((*present, *(e.key for e in ended), *update.finished))
 
     def _learn(self, update: StateUpdate) -> None:
         """What the steps say of the engine's speed; it outlives a boot, not a change of profile."""
@@ -108,9 +134,10 @@ class InstanceView:
             load = StepLoad(step.tokens, step.prefill_work, step.context_tokens, step.sequences)
             self._fit.observe(load, step.duration_ms)
 
-    def finished(self) -> list[str]:
-        """Keys that the last update said had ended lately; they come in several updates."""
-        return [] if self._update is None else self._update.finished
+    def take_ended(self) -> list[Ended]:
+        """Requests that ended since the last call, each once."""
+        taken, self._untaken = self._untaken, []
+        return taken
 
     @property
     def fit(self) -> OnlineFit | None:
@@ -124,24 +151,11 @@ class InstanceView:
 
     def queued(self, headers: Mapping[str, str]) -> str | None:
         """INBOX stored a request for this instance; returns why it was dropped, or None."""
-        try:
-            key = headers[Header.REQUEST]
-            prompt_tokens = int(headers[Header.PROMPT_TOKENS])
-            max_tokens = int(headers[Header.MAX_TOKENS])
-            p10, p50, p90 = (float(part) for part in headers[Header.ESTIMATE].split(","))
-        except (KeyError, ValueError):
-            return "undecodable"
-        self._probed.pop(key, None)
-        if len(self._queued) >= ON_THEIR_WAY_MAX:
-            self._drop_expired()
-            if len(self._queued) >= ON_THEIR_WAY_MAX:
-                return "too_many"
-        self._version += 1
-        self._queued[key] = _Expected(
-            _waiting(key, prompt_tokens, max_tokens, (p10, p50, p90)),
-            self.clock() + QUEUED_EXPIRES_S,
-        )
-        return None
+        return self._coming.queued(headers)
+
+    def probed(self, probe: Probe) -> None:
+        """A probe was answered: its request may be on its way in a moment."""
+        self._coming.probed(probe)
 
     def view(self) -> View:
         """The instance now. Raises NoStateError."""
@@ -151,41 +165,33 @@ class InstanceView:
         age_s = self.clock() - self._updated_at
         if age_s > STATE_STALE_S:
             raise NoStateError(f"the state of {self.instance} is {age_s:.1f} s old")
-        self._drop_expired()
-        known = {state.key for state in update.requests}
-        coming = [e.state for e in (*self._queued.values(), *self._probed.values())]
+        self._advance(update, age_s)
+        known = {state.key for state in self._present}
+        coming = self._coming.states()
         return View(
             instance=self.instance,
             boot=update.boot,
-            version=self._version,
+            version=self._version + self._coming.version,  # both only grow
             limits=update.limits,
             step_time=self.step_time or update.step_time,
-            requests=[*update.requests, *(s for s in coming if s.key not in known)],
+            requests=[*self._present, *(s for s in coming if s.key not in known)],
             age_ms=age_s * 1000,
+            admission=self._admission,
         )
 
-    def probed(self, probe: Probe) -> None:
-        """A probe was answered: its request may be on its way in a moment."""
-        if len(self._probed) >= ON_THEIR_WAY_MAX:
-            self._drop_expired()
-        estimate = probe.estimate
-        self._version += 1
-        self._probed[probe.key] = _Expected(
-            _waiting(
-                probe.key,
-                probe.prompt_tokens,
-                probe.max_tokens or 0,
-                (estimate.p10, estimate.p50, estimate.p90),
-            ),
-            self.clock() + PROBED_EXPIRES_S,
-        )
-
-    def _drop_expired(self) -> None:
-        now = self.clock()
-        for layer in (self._queued, self._probed):
-            for key in [key for key, expected in layer.items() if expected.until <= now]:
-                del layer[key]
-                self._version += 1
+    def _advance(self, update: StateUpdate, age_s: float) -> None:
+        """Move the ledger on, if the state is old enough for that."""
+        advances = min(ADVANCE_MAX, int(age_s / ADVANCE_EVERY_S))
+        if advances <= self._advances:
+            return
+        self._advances = advances
+        step_time = self.step_time or update.step_time
+        elapsed_ms = advances * ADVANCE_EVERY_S * 1000
+        # From the ledger itself each time: steps cut short at every interval would add up.
+        now = advanced(update.limits, step_time, update.requests, elapsed_ms, update.admission)
+        if now != (self._present, self._admission):
+            self._present, self._admission = now
+            self._version += 1
 
 
 def fresh_fit(update: StateUpdate) -> OnlineFit:
@@ -193,18 +199,13 @@ def fresh_fit(update: StateUpdate) -> OnlineFit:
     return OnlineFit(update.step_time, tokens_max=update.limits.max_num_batched_tokens)
 
 
-def _waiting(
-    key: str, prompt_tokens: int, max_tokens: int, quantiles: tuple[float, float, float]
-) -> RequestState:
-    p10, p50, p90 = quantiles
-    return RequestState(
-        key=key,
-        phase="waiting",
-        prompt_tokens=prompt_tokens,
-        computed_tokens=0,
-        generated_tokens=0,
-        max_tokens=max_tokens or 2**31,
-        p10=p10,
-        p50=p50,
-        p90=p90,
+def _possible(limits: EngineLimits) -> bool:
+    """An engine can have them: what divides is not zero, and every step can compute something."""
+    counts = (
+        limits.block_size,
+        limits.kv_blocks,
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+        limits.max_model_len,
     )
+    return min(counts) >= 1 and 0 <= limits.watermark < 1

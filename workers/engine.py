@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pipeline.messages import (
+    Admission,
     EngineLimits,
     FinishReason,
     Phase,
@@ -67,6 +68,8 @@ class EngineStats:
     progress: Mapping[str, Progress] = field(default_factory=dict)
     """By key, in the order of the engine's queues (running, then waiting), where the engine can
     tell; empty where it cannot, and the ledger then infers it from the stream."""
+    admission: Admission | None = None
+    """What its scheduler carries from step to step, where its rules have that and it can tell."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ def make_engine(name: str, arguments: Sequence[str]) -> Engine:
     """The engine called `name` with NAME=VALUE settings. Raises UsageError naming the wrong one."""
     settings = _pairs(arguments)
     if name == "simulated":
-        from workers.simulated import SimulatedEngine, SimulatedSettings
+        from workers.simulated import SimulatedEngine
+        from workers.simulated_settings import SimulatedSettings
 
         return SimulatedEngine(_convert(settings, SimulatedSettings))
     raise UsageError(f"--engine {name}: choose from simulated")

@@ -108,7 +108,7 @@ class Runner:
             await delivery.ack()
             return
         dispatched = _stamped(dispatched, worker_received_at_ms=received_at_ms)
-        entry = self._ledger.add(dispatched)
+        entry = self._ledger.add(dispatched, inbox_ms=received_at_ms - delivery.stored_at_ms)
         try:
             await self._run(delivery, entry, dispatched, request)
         except asyncio.CancelledError:
@@ -143,6 +143,7 @@ class Runner:
             return
         except RequestError as error:
             failure = error
+            entry.outcome = "cancelled" if isinstance(error, Cancelled) else "failed"
             REFUSED.labels("worker", error.code).inc()
         await output.finish()
         if self._abandoned or not await self._hold.speak():
@@ -193,7 +194,7 @@ class Runner:
                         answer.first_token_at_ms = wall_ms()
                     answer.text.append(delta.text)
                     answer.tokens += delta.tokens
-                    entry.generated_tokens = answer.tokens
+                    self._ledger.grew(entry, answer.tokens)
                     answer.finish_reason = delta.finish_reason
                     answer.prompt_tokens = delta.prompt_tokens or answer.prompt_tokens
                     answer.preemptions = delta.preemptions or answer.preemptions
@@ -207,6 +208,7 @@ class Runner:
             raise Cancelled("cancelled during generation")
         if answer.finish_reason is None:
             raise EngineFailed("the engine's stream ended without a finish reason")
+        entry.outcome = answer.finish_reason
 
     def _result(
         self,

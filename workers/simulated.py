@@ -1,6 +1,6 @@
-"""An engine without a model: vLLM's scheduler, a published GPU's step times, made-up words.
+"""An engine without a model: a real one's scheduler, a published GPU's step times, made-up words.
 
-Its truth is the predictor's own scheduler and step formula plus what the predictor is not told:
+Its truth is the predictor's own schedulers and step formula plus what the predictor is not told:
 CPU time a step, noise, and how long each answer will be. One task runs the steps; a request's
 stream only counts the tokens that its reader has not taken yet, so a slow reader finds several in
 one delta and holds nobody up.
@@ -12,86 +12,17 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from math import ceil
 
-import msgspec
-
-from pipeline.errors import (
-    DuplicateId,
-    EngineFailed,
-    Overloaded,
-    PromptTooLong,
-    UsageError,
-)
-from pipeline.messages import (
-    STEPS_REPORTED_MAX,
-    EngineLimits,
-    FinishReason,
-    Phase,
-    StepSample,
-)
-from predictor.scheduler import Scheduler, Sequence
-from predictor.step_time import DEFAULT_PROFILE, LIMITS, PROFILES, scaled
+from pipeline.errors import DuplicateId, EngineFailed, Overloaded, PromptTooLong
+from pipeline.messages import STEPS_REPORTED_MAX, FinishReason, Phase, StepSample
+from predictor.rules import step_by_step
+from predictor.scheduler import Sequence
+from predictor.step_time import PROFILES, scaled
 from workers.engine import Delta, EngineReady, EngineRequest, EngineStats, Progress
 from workers.simulated_answer import Words, answer_length
+from workers.simulated_settings import SimulatedSettings
 from workers.simulated_time import Pace, TrueStepTime
 
 RETRY_AFTER_MS_MIN = 50
-
-_RANGES: dict[str, tuple[float, float]] = {
-    "kv_blocks": (1, 1e9),
-    "max_num_seqs": (1, 1e6),
-    "max_num_batched_tokens": (1, 1e9),
-    "max_model_len": (2, 1e9),
-    "queue_max": (1, 1e6),
-    "overhead_ms": (0, 1e6),
-    "noise": (0, 2),
-    "time_scale": (0, 1000),
-    "length_median": (1, 1e6),
-    "length_sigma": (0, 3),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedSettings:
-    """Checked when made; raises UsageError. A limit that is None is the profile's own."""
-
-    profile: str = DEFAULT_PROFILE
-    model: str = "simulated"
-    kv_blocks: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_model_len: int | None = None
-    queue_max: int = 256
-    """Requests that may wait in the engine; more are refused."""
-    overhead_ms: float = 6.0
-    """CPU time of every step, which the engine does not report."""
-    noise: float = 0.05
-    """Sigma of the log-normal factor, of mean 1, on every step."""
-    time_scale: float = 1.0
-    """1 is real time, 0.1 ten times as fast, 0 as fast as it can be computed."""
-    seed: int = 0
-    length_median: float = 286.0
-    """Of the answers whose request does not state a length; ShareGPT's with Llama-2-7B."""
-    length_sigma: float = 0.7
-
-    def __post_init__(self) -> None:
-        if self.profile not in PROFILES:
-            raise UsageError(f"profile {self.profile!r}: choose from {', '.join(PROFILES)}")
-        for name, (least, most) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                raise UsageError(f"{name} {value}: must be from {least:g} to {most:g}")
-        limits = self.limits()
-        if limits.kv_blocks * limits.block_size < limits.max_model_len:
-            raise UsageError(
-                f"kv_blocks {limits.kv_blocks}: {limits.block_size} tokens each do not hold one "
-                f"request of max_model_len {limits.max_model_len}; raise it or lower max_model_len"
-            )
-
-    def limits(self) -> EngineLimits:
-        """The profile's limits with this setting's own in their place."""
-        names = ("kv_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
-        own = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return msgspec.structs.replace(LIMITS[self.profile], **own)
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +65,7 @@ class SimulatedEngine:
     def __init__(self, settings: SimulatedSettings | None = None) -> None:
         self._settings = settings or SimulatedSettings()
         self._limits = self._settings.limits()
-        self._scheduler = Scheduler(self._limits)
+        self._scheduler = step_by_step(self._limits)
         self._step_time = TrueStepTime(
             PROFILES[self._settings.profile],
             overhead_ms=self._settings.overhead_ms,
@@ -203,6 +134,7 @@ class SimulatedEngine:
             preemptions=scheduler.preemptions,
             steps=self._steps,
             progress=running | waiting,
+            admission=scheduler.admission,
         )
 
     def take_steps(self) -> list[StepSample]:
@@ -234,7 +166,7 @@ class SimulatedEngine:
             raise PromptTooLong(
                 f"{prompt_tokens} prompt tokens leave no room for an answer",
                 field="prompt",
-                limit=self._limits.max_model_len - 1,
+                limit=prompt_tokens + room_tokens - 1,
             )
         target_tokens, finish_reason = answer_length(
             request.request,
@@ -246,7 +178,13 @@ class SimulatedEngine:
         )
         if len(self._scheduler.waiting) >= self._settings.queue_max:
             raise self._overloaded()
-        sequence = Sequence(request.key, prompt_tokens, target_tokens, priority=request.priority)
+        sequence = Sequence(
+            request.key,
+            prompt_tokens,
+            target_tokens,
+            priority=request.priority,
+            tokens_max=min(request.request.max_tokens or room_tokens, room_tokens),
+        )
         stream = _Stream(sequence, finish_reason, Words(request.prompt))
         self._scheduler.add(sequence)
         self._streams[request.key] = stream

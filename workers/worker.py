@@ -219,8 +219,9 @@ class Worker:
             limits=self._ready.limits,
             step_time=self._ready.step_time,
             requests=self._ledger.states(stats),
-            finished=self._ledger.finished(),
+            ended=self._ledger.ended(),
             steps=self._engine.take_steps(),
+            admission=stats.admission,
         )
         try:
             await self._bus.publish(

@@ -257,6 +257,7 @@ class SimulatedInstance:
             requests=self.states(),
             finished=self._finished,
             steps=list(self._samples),
+            admission=self.scheduler.admission,
         )
         self._samples.clear()
         self._finished = []

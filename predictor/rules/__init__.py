@@ -8,13 +8,23 @@ from pipeline.errors import AstrolabeError
 from pipeline.messages import EngineLimits
 from predictor.lockstep import Lockstep
 from predictor.queues import Queues
+from predictor.rules.sglang import SglangEvents
+from predictor.rules.sglang_steps import SglangScheduler
 from predictor.rules.vllm import VllmEvents
 from predictor.rules.vllm_v0 import V0Events
 from predictor.rules.vllm_v0_steps import V0Scheduler
 from predictor.scheduler import Scheduler, Sequence
 
-_STEP_BY_STEP: dict[str, type[Scheduler]] = {"vllm": Scheduler, "vllm-v0": V0Scheduler}
-_BY_EVENTS: dict[str, type[Lockstep]] = {"vllm": VllmEvents, "vllm-v0": V0Events}
+_STEP_BY_STEP: dict[str, type[Scheduler]] = {
+    "vllm": Scheduler,
+    "vllm-v0": V0Scheduler,
+    "sglang": SglangScheduler,
+}
+_BY_EVENTS: dict[str, type[Lockstep]] = {
+    "vllm": VllmEvents,
+    "vllm-v0": V0Events,
+    "sglang": SglangEvents,
+}
 
 
 class UnknownRulesError(AstrolabeError):
@@ -24,6 +34,13 @@ class UnknownRulesError(AstrolabeError):
 def _check(limits: EngineLimits) -> None:
     if limits.rules == "vllm-v0" and not limits.chunked_prefill:
         raise UnknownRulesError("vLLM V0 without chunked prefill is another scheduler")
+    if limits.rules == "sglang" and limits.chunked_prefill:
+        chunk, page = limits.max_num_batched_tokens, limits.block_size
+        if chunk < 1 or chunk % page:
+            raise UnknownRulesError(
+                f"max_num_batched_tokens {chunk}: SGLang's chunk is a multiple of its page of "
+                f"{page} tokens"
+            )
 
 
 def step_by_step(limits: EngineLimits) -> Scheduler:
@@ -60,4 +77,6 @@ def restored(limits: EngineLimits, queues: Queues) -> Scheduler:
                     tokens_max=queues.tokens_max[row],
                 )
             )
+    if queues.admission is not None:
+        scheduler.resume(queues.admission)
     return scheduler

@@ -9,24 +9,36 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import PromptTooLong
-from pipeline.messages import EngineLimits, RequestState
+from pipeline.messages import Admission, EngineLimits, Probe, RequestState
 from predictor import simulation
 from predictor.fast import Prepared, simulate_fast, trajectory
 from predictor.forecast import Base, Forecast, Horizon, marginal_delay_ms
 from predictor.queues import tokens_in_all
 from predictor.rules import UnknownRulesError
-from tests.predictor.worlds import STEP_TIME, Rules, exactly, limits, probe, requests
+from tests.predictor.worlds import (
+    STEP_TIME,
+    Rules,
+    admissions,
+    exactly,
+    limits,
+    probe,
+    requests,
+)
 
 EXAMPLES = int(os.environ.get("FAST_EXAMPLES", "500"))
 ENOUGH_STEPS = 1_000_000
 
 
 def reference(
-    drawn: EngineLimits, states: list[RequestState], prompt: int, target: int, horizon: Horizon
+    drawn: EngineLimits,
+    states: list[RequestState],
+    asked: Probe,
+    horizon: Horizon,
+    admission: Admission | None = None,
 ) -> Forecast:
     return simulation.simulate(
-        drawn, STEP_TIME, states, probe(prompt, target),
-        steps_max=ENOUGH_STEPS, horizon=horizon, expected=exactly,
+        drawn, STEP_TIME, states, asked,
+        steps_max=ENOUGH_STEPS, horizon=horizon, expected=exactly, admission=admission,
     )  # fmt: skip
 
 
@@ -56,33 +68,45 @@ def assert_same_base(fast: Base, plain: Base) -> None:
     )  # fmt: skip
 
 
-newcomers = st.tuples(st.integers(1, 60), st.integers(1, 60))
+newcomers = st.builds(
+    lambda prompt, target, more: probe(
+        prompt, target, max_tokens=None if more is None else target + more
+    ),
+    st.integers(1, 60),
+    st.integers(1, 60),
+    st.none() | st.integers(0, 60),
+)
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(
-    st.one_of(limits("vllm"), limits("vllm-v0")),
+    st.one_of(limits("vllm"), limits("vllm-v0"), limits("sglang"), limits("sglang")),
     requests(),
     st.lists(newcomers, min_size=1, max_size=3),
     st.booleans(),
+    admissions(),
 )
 def test_event_by_event_is_step_by_step(
-    drawn: EngineLimits, states: list[RequestState], asked: list[tuple[int, int]], base_first: bool
+    drawn: EngineLimits,
+    states: list[RequestState],
+    asked: list[Probe],
+    base_first: bool,
+    admission: Admission | None,
 ) -> None:
-    prepared = Prepared(drawn, STEP_TIME, states, expected=exactly)
+    prepared = Prepared(drawn, STEP_TIME, states, expected=exactly, admission=admission)
     plain_base = simulation.trajectory(
-        drawn, STEP_TIME, states, steps_max=ENOUGH_STEPS, expected=exactly
+        drawn, STEP_TIME, states, steps_max=ENOUGH_STEPS, expected=exactly, admission=admission
     )
     if base_first:
         assert_same_base(prepared.base(), plain_base)
-    for prompt, target in asked:
-        if tokens_in_all(drawn) <= prompt:
+    for one in asked:
+        if tokens_in_all(drawn) <= one.prompt_tokens:
             with pytest.raises(PromptTooLong):
-                prepared.probe(probe(prompt, target))
+                prepared.probe(one)
             continue
         for horizon in ("newcomer", "all"):
-            plain = reference(drawn, states, prompt, target, horizon)
-            fast = prepared.probe(probe(prompt, target), horizon=horizon)
+            plain = reference(drawn, states, one, horizon, admission)
+            fast = prepared.probe(one, horizon=horizon)
             assert_same(fast, plain)
             event(f"{drawn.rules}, preemptions {min(plain.preemptions_horizon, 9)}")
             if horizon == "all":
@@ -145,9 +169,10 @@ def test_a_large_engine_that_is_short_of_blocks(rules: Rules, seed: int) -> None
     prepared = Prepared(drawn, STEP_TIME, states, expected=exactly)
     for prompt, target in ((1, 400), (300, 3), (120, 200)):
         for horizon in ("newcomer", "all"):
-            plain = reference(drawn, states, prompt, target, horizon)
+            asked = probe(prompt, target)
+            plain = reference(drawn, states, asked, horizon)
             assert plain.preemptions_horizon > 5
-            assert_same(prepared.probe(probe(prompt, target), horizon=horizon), plain)
+            assert_same(prepared.probe(asked, horizon=horizon), plain)
 
 
 def test_a_newcomer_delays_those_present_and_nobody_after_them() -> None:
@@ -168,7 +193,7 @@ def test_a_newcomer_delays_those_present_and_nobody_after_them() -> None:
 def test_a_key_that_is_there_already_is_not_counted_twice() -> None:
     states = [decoding("a", 20, 5, 80), decoding("new", 20, 5, 400)]
     prepared = Prepared(ROOMY, STEP_TIME, states, expected=exactly)
-    assert_same(prepared.probe(probe(10, 5)), reference(ROOMY, states, 10, 5, "newcomer"))
+    assert_same(prepared.probe(probe(10, 5)), reference(ROOMY, states, probe(10, 5), "newcomer"))
     assert set(prepared.base().finish_ms) == {"a", "new"}
 
 
@@ -213,18 +238,18 @@ def test_a_newcomer_that_overtakes_one_preempted_in_the_same_step() -> None:
     ]
     for horizon in ("newcomer", "all"):
         fast = Prepared(v0, STEP_TIME, states, expected=exactly).probe(probe(1, 2), horizon=horizon)
-        assert_same(fast, reference(v0, states, 1, 2, horizon))
+        assert_same(fast, reference(v0, states, probe(1, 2), horizon))
 
 
 def test_the_delay_of_all_asks_for_a_forecast_of_all() -> None:
     base = Base({}, preemptions=0, kv_blocks_peak=0, steps=0)
     with pytest.raises(ValueError, match="everybody"):
-        marginal_delay_ms(base, reference(ROOMY, [], 1, 1, "newcomer"))
+        marginal_delay_ms(base, reference(ROOMY, [], probe(1, 1), "newcomer"))
 
 
 def test_rules_that_are_not_there_are_not_replaced_by_others() -> None:
-    other = msgspec.structs.replace(ROOMY, rules="sglang")
-    with pytest.raises(UnknownRulesError, match="sglang"):
+    other = msgspec.structs.replace(ROOMY, rules="tgi")
+    with pytest.raises(UnknownRulesError, match="tgi"):
         Prepared(other, STEP_TIME, [])
-    with pytest.raises(UnknownRulesError, match="sglang"):
+    with pytest.raises(UnknownRulesError, match="tgi"):
         simulation.simulate(other, STEP_TIME, [], probe(1, 1))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.messages import StepTime
+from pipeline.messages import Ended, StepTime
 from predictor.fit import CLIP, OnlineFit, check_physical
 from predictor.simulation import simulate
 from predictor.step_time import (
@@ -113,11 +113,14 @@ def test_500_steps_mend_a_profile_that_is_a_factor_of_2_off(
 def test_under_high_load_what_is_left_is_those_yet_to_come() -> None:
     learning = Learning(scaled(A30, 0.5), 7.0, qps=2.2)
     learning.steps(500)
-    trust = Trust(clock=lambda: 0.0)
+    trust = Trust(clock=lambda: now_s)
+    now_s = 0.0
     seen = learning.newcomers(80)
     for key, (by_fit, _, _) in seen.items():
         trust.answer(key, 1.0, by_fit, ahead=1, concurrency=48)
-        trust.finished(key, e2e_ms=learning.took_ms(key))
+    now_s = 1_000.0
+    for key in seen:
+        trust.ended(Ended(key, "stop", ttft_ms=1.0, e2e_ms=learning.took_ms(key)))
     assert median_error([(by_fit, alone) for by_fit, _, alone in seen.values()]) < 0.015
     by_fit = median_error([(fit, learning.took_ms(key)) for key, (fit, _, _) in seen.items()])
     by_truth = median_error([(true, learning.took_ms(key)) for key, (_, true, _) in seen.items()])

@@ -7,11 +7,13 @@ from typing import Literal
 
 import msgspec
 import pytest
+from prometheus_client import REGISTRY
 
 from pipeline.bus import Bus
 from pipeline.codec import decode, encode
 from pipeline.errors import ServiceFailed, ServiceRefused
 from pipeline.messages import (
+    Ended,
     LengthEstimate,
     Prediction,
     Probe,
@@ -23,9 +25,11 @@ from pipeline.subjects import Header
 from predictor.scores import SCORES
 from predictor.service import INLINE_REQUESTS_MAX, Oracle, Predictor, PredictorSettings
 from predictor.step_time import DEFAULT_PROFILE, LIMITS, PROFILES
-from predictor.view import InstanceView
+from predictor.trust import JUDGED_MIN
+from predictor.view import STATE_STALE_S, InstanceView
 from tests.waiting import eventually
 
+STEP = PROFILES[DEFAULT_PROFILE]
 ESTIMATE = LengthEstimate(p10=40.0, p50=100.0, p90=300.0, source="test")
 
 
@@ -90,30 +94,163 @@ async def test_a_busier_instance_predicts_more(bus: Bus) -> None:
     assert busy.cost == busy.e2e_ms
 
 
+def counted(name: str, **labels: str) -> float:
+    """A metric's value now: the registry is the process's own, so a test takes the difference."""
+    return REGISTRY.get_sample_value(f"astrolabe_{name}", labels) or 0.0
+
+
 @pytest.mark.usefixtures("predictor")
 async def test_before_any_state_it_says_so(bus: Bus) -> None:
-    with pytest.raises(ServiceFailed, match="no state") as told:
+    before = counted("predictions_total", outcome="no_state")
+    with pytest.raises(ServiceFailed, match="no state of instance a yet") as told:
         await ask(bus)
     assert not isinstance(told.value, ServiceRefused), "it may know more in a moment"
+    assert counted("predictions_total", outcome="no_state") == before + 1
+
+
+async def test_a_state_that_is_too_old_is_none(bus: Bus, predictor: Predictor) -> None:
+    now_s = 100.0
+    predictor._view.clock = lambda: now_s
+    await tell(bus, update(1, requests=[running("c.1")]))
+    await ask(bus)
+    now_s += STATE_STALE_S - 0.5
+    assert (await ask(bus)).state_age_ms == pytest.approx(4_500)
+    now_s += 1.0
+    before = counted("predictions_total", outcome="no_state")
+    with pytest.raises(ServiceFailed, match=r"the state of a is 5\.5 s old"):
+        await ask(bus)
+    assert counted("predictions_total", outcome="no_state") == before + 1
+    await tell(bus, update(2))
+    assert (await ask(bus)).state_age_ms == 0.0
 
 
 @pytest.mark.usefixtures("predictor")
-@pytest.mark.parametrize(
-    "body", [b"", b"garbage", b"{}", b'{"key":"c.1","prompt_tokens":-1}', b"[" * 50_000]
-)
-async def test_a_garbage_probe_is_answered_with_a_reason(bus: Bus, body: bytes) -> None:
+async def test_an_answer_is_counted(bus: Bus) -> None:
     await tell(bus, update(1))
-    with pytest.raises(ServiceFailed):
+    before = counted("predictions_total", outcome="answered")
+    seconds = counted("prediction_seconds_count")
+    assert (await ask(bus)).e2e_ms > 0
+    assert counted("predictions_total", outcome="answered") == before + 1
+    assert counted("prediction_seconds_count") == seconds + 1
+
+
+VALID_PROBE = encode(Probe(key="c.1", prompt_tokens=5, estimate=ESTIMATE))
+
+
+def probe_with(**changed: object) -> bytes:
+    return msgspec.json.encode({**msgspec.json.decode(VALID_PROBE), **changed})
+
+
+def estimate_with(literal: str) -> bytes:
+    """The median as a literal, also one that JSON does not have."""
+    assert b"100.0" in VALID_PROBE
+    return VALID_PROBE.replace(b"100.0", literal.encode())
+
+
+WRONG_PROBES = {
+    "empty": b"",
+    "garbage": b"garbage",
+    "no field": b"{}",
+    "cut short": VALID_PROBE[:-9],
+    "msgpack": msgspec.msgpack.encode({"key": "c.1"}),
+    "not utf-8": VALID_PROBE.replace(b"c.1", b"c.\xff"),
+    "nested too deeply": b"[" * 50_000,
+    "nested too deeply in a field": b'{"x":' + b"[" * 50_000,
+    "negative tokens": probe_with(prompt_tokens=-1),
+    "half a token": probe_with(prompt_tokens=1.5),
+    "text for a number": probe_with(prompt_tokens="5"),
+    "a negative limit": probe_with(max_tokens=-5),
+    "no estimate": probe_with(estimate=None),
+    "a list for an estimate": probe_with(estimate=[1, 2, 3]),
+    "a huge list": probe_with(key=["c"] * 100_000),
+    "a huge key": probe_with(key="c" * 100_000),
+    "an empty key": probe_with(key=""),
+    "an unknown kind": probe_with(kind="guess"),
+    "no number": estimate_with("NaN"),
+    "infinite": estimate_with("Infinity"),
+    "beyond a float": estimate_with("1e999"),
+    "never fits": probe_with(prompt_tokens=1_000_000),
+    "beyond 64 bits": VALID_PROBE.replace(b'"prompt_tokens":5', b'"prompt_tokens":' + b"9" * 40),
+}
+
+
+@pytest.mark.usefixtures("predictor")
+@pytest.mark.parametrize("body", WRONG_PROBES.values(), ids=WRONG_PROBES)
+async def test_a_wrong_probe_is_answered_with_a_reason_and_counted(bus: Bus, body: bytes) -> None:
+    await tell(bus, update(1))
+    before = counted("predictions_total", outcome="refused")
+    with pytest.raises(ServiceRefused, match=r"\w+"):
         await ask(bus, body=body)
+    assert counted("predictions_total", outcome="refused") == before + 1
     assert (await ask(bus)).e2e_ms > 0
 
 
 @pytest.mark.usefixtures("predictor")
-async def test_garbage_state_changes_nothing(bus: Bus) -> None:
+@pytest.mark.parametrize("literal", ["-1e308", "-5", "0", "1e308", "1e-308"])
+async def test_an_estimate_that_cannot_be_is_lived_with(bus: Bus, literal: str) -> None:
+    await tell(bus, update(1))
+    answer = await ask(bus, body=estimate_with(literal))
+    assert 0 < answer.ttft_ms <= answer.e2e_ms < 1e9
+
+
+VALID_STATE = msgspec.msgpack.encode(update(5, requests=[running("c.1"), running("c.2")]))
+WRONG_STATES = {
+    "empty": (b"", "undecodable"),
+    "garbage": (b"garbage", "undecodable"),
+    "cut short": (VALID_STATE[:-9], "undecodable"),
+    "another instance": (
+        VALID_STATE.replace(b"\xa8instance\xa1a", b"\xa8instance\xa1z"),
+        "other_instance",
+    ),
+    "an earlier one": (msgspec.msgpack.encode(update(1)), "out_of_order"),
+    "no engine's": (
+        msgspec.msgpack.encode(
+            msgspec.structs.replace(
+                update(5), step_time=msgspec.structs.replace(STEP, base_ms=float("nan"))
+            )
+        ),
+        "unphysical",
+    ),
+}
+
+
+@pytest.mark.usefixtures("predictor")
+@pytest.mark.parametrize(("body", "reason"), WRONG_STATES.values(), ids=WRONG_STATES)
+async def test_wrong_state_changes_nothing_and_is_counted(
+    bus: Bus, body: bytes, reason: str
+) -> None:
+    """All that is wrong with a state: tests/predictor/test_view.py."""
     await tell(bus, update(1, requests=[running("c.1")]))
-    for body in (b"", b"garbage", b"\x81\xa8instance\xa1b"):
-        await tell(bus, body)
+    before = counted("state_dropped_total", reason=reason)
+    await tell(bus, body)
     assert (await ask(bus)).requests == 1
+    assert counted("state_dropped_total", reason=reason) == before + 1
+
+
+@pytest.mark.usefixtures("predictor")
+async def test_wrong_headers_of_the_inbox_are_counted(bus: Bus) -> None:
+    await tell(bus, update(1))
+    before = counted("state_dropped_total", reason="undecodable")
+    await bus.publish(bus.subjects.queued("a"), b"", headers={"Astrolabe-Request": "c.1"})
+    await bus.flush()
+    assert (await ask(bus)).requests == 0
+    assert counted("state_dropped_total", reason="undecodable") == before + 1
+
+
+async def test_what_breaks_the_predictor_itself_is_counted_too(
+    bus: Bus, predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> Prediction:
+        raise ZeroDivisionError
+
+    await tell(bus, update(1))
+    before = counted("predictions_total", outcome="failed")
+    with monkeypatch.context() as patched:
+        patched.setattr(predictor._oracle, "predict", broken)
+        with pytest.raises(ServiceFailed, match="ZeroDivisionError"):
+            await ask(bus)
+    assert counted("predictions_total", outcome="failed") == before + 1
+    assert (await ask(bus)).e2e_ms > 0
 
 
 @pytest.mark.usefixtures("predictor")
@@ -133,9 +270,10 @@ async def test_asked_for_its_load_it_simulates_nothing(bus: Bus, predictor: Pred
     assert (answer.instance, answer.boot, answer.requests) == ("a", "b", 2)
     assert (await ask(bus)).load is None
     # Nor does it keep a record of a prediction that nobody made.
-    await tell(bus, update(2, finished=["c.new"]))
+    new, other = (Ended(f"c.{name}", "stop", 0.0, 1.0, 2.0) for name in ("new", "other"))
+    await tell(bus, update(2, ended=[new]))
     await ask(bus, "c.other", kind="load")
-    await tell(bus, update(3, finished=["c.new", "c.other"]))
+    await tell(bus, update(3, ended=[new, other]))
     await eventually(lambda: bool(predictor._trust.quality().count), what="one result noted")
     assert predictor._trust.quality().count == 1
 
@@ -178,6 +316,19 @@ async def test_a_load_is_refused_where_a_prediction_would_be(bus: Bus) -> None:
         await ask(bus, prompt=1_000_000, kind="load")
 
 
+async def test_an_older_state_has_moved_on_and_says_its_age(bus: Bus, predictor: Predictor) -> None:
+    now_s = 100.0
+    predictor._view.clock = lambda: now_s
+    await tell(bus, update(1, requests=[running(f"c.{n}") for n in range(20)]))
+    fresh = await ask(bus)
+    now_s += 0.31
+    later = await ask(bus)
+    assert fresh.state_age_ms == 0.0
+    assert later.state_age_ms == pytest.approx(310)
+    assert later.requests == fresh.requests == 20
+    assert predictor._view.view().requests[0].generated_tokens > 5
+
+
 async def test_what_was_learnt_outlives_the_process(
     bus: Bus, predictor: Predictor, tmp_path: Path
 ) -> None:
@@ -213,7 +364,48 @@ def test_the_cost_is_what_the_score_says() -> None:
 async def test_a_bad_record_is_answered_from_the_queue(bus: Bus, predictor: Predictor) -> None:
     await tell(bus, update(1))
     await ask(bus, "c.seen")
-    await tell(bus, update(2, finished=["c.seen"]))
+    seen = Ended("c.seen", "stop", waited_ms=0.0, ttft_ms=1.0, e2e_ms=2.0)
+    await tell(bus, update(2, ended=[seen]))
     await eventually(lambda: bool(predictor._trust.quality().count), what="one result noted")
     predictor._trust.trusted = False
+    before = counted("predictions_total", outcome="from_queue")
     assert (await ask(bus, "c.2")).from_queue
+    assert counted("predictions_total", outcome="from_queue") == before + 1
+
+
+async def test_an_end_counts_once_and_only_if_it_ran_to_its_end(
+    bus: Bus, predictor: Predictor
+) -> None:
+    await tell(bus, update(1))
+    outcomes = ("stop", "length", "cancelled", "failed", "handed_back")
+    for outcome in outcomes:
+        await ask(bus, f"c.{outcome}")
+    ended = [Ended(f"c.{outcome}", outcome, 0.0, 1.0, 2.0) for outcome in outcomes]
+    await tell(bus, update(2, ended=ended))
+    await tell(bus, update(3, ended=ended))
+    await ask(bus)  # both states are in
+    assert predictor._trust.quality().count == 2
+
+
+async def test_its_record_is_shown(bus: Bus, predictor: Predictor) -> None:
+    await tell(bus, update(1))
+    for number in range(JUDGED_MIN + 2):
+        await ask(bus, f"c.{number}")
+    assert counted("predictor_trusted") == 1
+    # All took a hundredth of what was predicted; the plain estimate knows that from the first on.
+    ends = [Ended(f"c.{number}", "stop", 0.0, 10.0, 20.0) for number in range(JUDGED_MIN + 2)]
+    await tell(bus, update(2, ended=ends[:1]))
+    await ask(bus, "c.last")
+    for number in range(1, JUDGED_MIN + 2):
+        await ask(bus, f"c.{number}")
+    await tell(bus, update(3, ended=ends))
+    await ask(bus, "c.last")
+    await predictor._show()
+    assert counted("prediction_error", figure="e2e", quantile="0.5") > 1
+    assert counted("prediction_error", figure="e2e", quantile="0.99") > 1
+    assert counted("prediction_error", figure="ttft", quantile="0.5") > 0
+    assert counted("prediction_bias", figure="e2e") < -1
+    assert counted("prediction_error_latest", estimate="simulation") > 1
+    assert counted("prediction_error_latest", estimate="queue_length") < 1
+    assert counted("predictor_trusted") == 0
+    assert counted("step_time_error") == 0

@@ -2,9 +2,11 @@
 
 import random
 from dataclasses import dataclass, field
+from math import log
 
 import pytest
 
+from pipeline.messages import Ended
 from predictor.trust import (
     ERROR_FINE,
     FACTOR_MAX,
@@ -17,6 +19,12 @@ from predictor.trust import (
     Answer,
     Trust,
 )
+
+
+def ended(
+    key: str, e2e_ms: float, *, ttft_ms: float = 1.0, waited_ms: float = 0.0, outcome: str = "stop"
+) -> Ended:
+    return Ended(key, outcome, waited_ms, min(ttft_ms, e2e_ms), e2e_ms)
 
 
 @dataclass
@@ -36,7 +44,7 @@ class World:
         key = f"r{self.count}"
         answer = self.trust.answer(key, 10.0, predicted_ms, ahead=0, concurrency=4)
         self.now_s += actual_ms / 1000
-        self.trust.finished(key, first_ms=50.0)
+        self.trust.ended(ended(key, actual_ms, ttft_ms=min(50.0, actual_ms)))
         return answer
 
     def requests(self, count: int, *, off: float, noise: float = 0.0, sigma: float = 0.7) -> None:
@@ -120,24 +128,72 @@ def test_few_requests_judge_nothing() -> None:
 def test_the_plain_estimate_counts_rounds() -> None:
     trust = Trust(clock=lambda: 0.0)
     for number in range(10):
-        trust.finished(f"r{number}", e2e_ms=2_500.0, waited_ms=500.0, first_ms=100.0)
+        trust.ended(ended(f"r{number}", 2_500.0, ttft_ms=600.0, waited_ms=500.0))
     empty, full, queued = (trust.from_queue(ahead, 4) for ahead in (0, 4, 11))
     assert empty == Answer(100.0, 2_000.0, from_queue=True)
     assert full == Answer(600.0, 2_500.0, from_queue=True)
     assert queued == Answer(4_100.0, 6_000.0, from_queue=True)
 
 
-def test_requests_that_went_elsewhere_or_failed_leave_no_trace() -> None:
+@pytest.mark.parametrize("outcome", ["cancelled", "failed", "handed_back", "not yet invented"])
+def test_what_did_not_run_to_its_end_leaves_no_trace(outcome: str) -> None:
     now_s = 0.0
     trust = Trust(clock=lambda: now_s)
-    trust.answer("cancelled", 1.0, 1000.0, ahead=0, concurrency=1)
-    trust.forget("cancelled")
-    trust.finished("cancelled")
-    trust.finished("never-asked")
+    trust.answer("a", 1.0, 1000.0, ahead=0, concurrency=1)
+    now_s = 9.0
+    trust.ended(ended("a", 9_000.0, outcome=outcome))
+    assert trust.quality().count == 0
+    assert trust.from_queue(0, 1) is None
+    trust.ended(ended("a", 9_000.0))
+    assert trust.quality().count == 0, "it was forgotten"
+
+
+@pytest.mark.parametrize("outcome", ["stop", "length"])
+def test_what_ran_to_its_end_counts_also_if_its_limit_of_tokens_was_the_end(outcome: str) -> None:
+    now_s = 0.0
+    trust = Trust(clock=lambda: now_s)
+    for key in ("a", "b"):
+        trust.answer(key, 10.0, 1000.0, ahead=0, concurrency=1)
+    now_s = 9.0
+    for key in ("a", "b"):
+        trust.ended(ended(key, 2_000.0, ttft_ms=40.0, outcome=outcome))
+    quality = trust.quality()
+    assert quality.count == 2
+    assert quality.bias == pytest.approx(log(2))
+    assert quality.ttft_bias == pytest.approx(log(4))
+    assert quality.ttft_error_p50 == pytest.approx(log(4))
+
+
+def test_the_workers_figures_count_not_when_they_were_told() -> None:
+    now_s = 0.0
+    trust = Trust(clock=lambda: now_s)
+    for key in ("a", "b"):
+        trust.answer(key, 1.0, 1_000.0, ahead=0, concurrency=1)
+    now_s = 1.2  # told 200 ms after the end
+    for key in ("a", "b"):
+        trust.ended(ended(key, 1_000.0))
+    assert trust.quality().error_p99 == pytest.approx(0.0)
+
+
+def test_a_wall_clock_that_is_off_cannot_claim_more_than_has_passed_here() -> None:
+    now_s = 0.0
+    trust = Trust(clock=lambda: now_s)
+    for key in ("a", "b"):
+        trust.answer(key, 1.0, 1_000.0, ahead=0, concurrency=1)
+    now_s = 1.0
+    for key in ("a", "b"):
+        trust.ended(ended(key, 3_600_000.0))
+    assert trust.quality().error_p99 == pytest.approx(0.0)
+
+
+def test_requests_that_went_elsewhere_leave_no_trace() -> None:
+    now_s = 0.0
+    trust = Trust(clock=lambda: now_s)
+    trust.ended(ended("never-asked", 5.0))
     trust.answer("elsewhere", 1.0, 1000.0, ahead=0, concurrency=1)
     now_s = PENDING_EXPIRES_S + 1
-    trust.finished("other", e2e_ms=5.0)
-    trust.finished("elsewhere")
+    trust.ended(ended("other", 5.0))
+    trust.ended(ended("elsewhere", 5.0))
     assert trust.quality().count == 0
 
 
@@ -145,36 +201,66 @@ def test_the_latest_answer_counts_when_asked_twice() -> None:
     now_s = 0.0
     trust = Trust(clock=lambda: now_s)
     trust.answer("a", 1.0, 9_000.0, ahead=0, concurrency=1)
-    now_s = 5.0
     trust.answer("a", 1.0, 1_000.0, ahead=0, concurrency=1)
-    now_s = 6.0
-    trust.finished("a")
-    trust.finished("a")
     trust.answer("b", 1.0, 1_000.0, ahead=0, concurrency=1)
     now_s = 7.0
-    trust.finished("b")
+    trust.ended(ended("a", 1_000.0))
+    trust.ended(ended("a", 1_000.0))
+    trust.ended(ended("b", 1_000.0))
     assert trust.quality().count == 2
     assert trust.quality().error_p99 == pytest.approx(0.0)
 
 
 def test_everything_is_bounded() -> None:
-    trust = Trust(clock=lambda: 1.0)
+    now_s = 0.0
+    trust = Trust(clock=lambda: now_s)
     for number in range(PENDING_MAX + 500):
         trust.answer(f"r{number}", 1.0, 1.0, ahead=0, concurrency=1)
+    now_s = 1.0
     for number in range(PENDING_MAX + 500):
-        trust.finished(f"r{number}", e2e_ms=1.0)
+        trust.ended(ended(f"r{number}", 1.0))
     assert trust.quality().count == PENDING_MAX
-    assert len(trust._errors) == LONG_RUN
+    assert len(trust._errors) == len(trust._first_errors) == LONG_RUN
     assert not trust._pending
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -5.0, 0.0])
-def test_figures_that_cannot_be_are_not_counted(bad: float) -> None:
-    trust = Trust(clock=lambda: 1.0)
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Ended("a", "stop", 0.0, 1.0, NAN),
+        Ended("a", "stop", 0.0, 1.0, INF),
+        Ended("a", "stop", 0.0, 1.0, -5.0),
+        Ended("a", "stop", 0.0, 1.0, 0.0),
+        Ended("a", "stop", 0.0, None, 10.0),
+        Ended("a", "stop", 0.0, 20.0, 10.0),
+        Ended("a", "stop", 0.0, -1.0, 10.0),
+        Ended("a", "stop", 0.0, NAN, 10.0),
+        Ended("a", "stop", -1.0, 1.0, 10.0),
+        Ended("a", "stop", 5.0, 1.0, 10.0),
+        Ended("a", "stop", NAN, 1.0, 10.0),
+    ],
+    ids=str,
+)
+def test_figures_that_cannot_be_are_not_counted(bad: Ended) -> None:
+    now_s = 0.0
+    trust = Trust(clock=lambda: now_s)
     trust.answer("a", 1.0, 100.0, ahead=0, concurrency=0)
-    trust.finished("a", e2e_ms=bad)
-    trust.answer("b", bad, bad, ahead=-3, concurrency=0)
-    trust.finished("b", e2e_ms=10.0)
-    assert trust.quality().count in (0, 1)
-    trust.finished("c", e2e_ms=10.0, waited_ms=50.0)
-    assert trust.from_queue(0, 0) is not None
+    now_s = 1.0
+    trust.ended(bad)
+    assert trust.quality().count == 0
+    assert trust.from_queue(0, 0) is None
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_answers_that_cannot_be_are_not_judged(bad: float) -> None:
+    now_s = 0.0
+    trust = Trust(clock=lambda: now_s)
+    trust.answer("a", 1.0, bad, ahead=-3, concurrency=0)
+    trust.answer("b", bad, 1.0, ahead=-3, concurrency=0)
+    now_s = 1.0
+    trust.ended(ended("a", 10.0))
+    trust.ended(ended("b", 10.0))
+    assert trust.quality().count == 0

@@ -20,8 +20,9 @@ from pipeline.messages import LengthEstimate, Probe, Request
 from predictor.simulation import simulate
 from predictor.step_time import LIMITS, PROFILES, StepLoad, step_ms
 from workers.engine import Delta, Engine, EngineRequest
-from workers.simulated import SimulatedEngine, SimulatedSettings
+from workers.simulated import SimulatedEngine
 from workers.simulated_answer import Words, answer_length
+from workers.simulated_settings import SGLANG_CHUNK_TOKENS, SimulatedSettings
 from workers.simulated_time import Pace
 
 
@@ -220,6 +221,61 @@ async def test_a_preempted_request_shows_as_such() -> None:
             assert count(deltas) == 60
 
 
+async def test_by_sglangs_rules_prefill_comes_first_and_its_admission_is_told() -> None:
+    async with started(rules="sglang", time_scale=0.2) as engine:
+        first = engine.generate(asked("a", tokens=1000))
+        await anext(first)
+        second = asyncio.create_task(answer(engine, asked("b", prompt_tokens=4000, tokens=9)))
+        await until(lambda: "b" in engine.stats().progress)
+        await until(lambda: engine.stats().progress["b"].phase == "prefilling")
+        standing = engine.stats().progress["a"].generated_tokens
+        await until(lambda: engine.stats().progress["b"].computed_tokens == SGLANG_CHUNK_TOKENS)
+        assert engine.stats().progress["a"].generated_tokens == standing
+        admission = engine.stats().admission
+        assert admission is not None
+        assert 0.6 < admission.new_token_ratio < 0.7  # some decode steps have been
+        assert count(await second) == 9
+        await first.aclose()
+
+
+async def test_by_sglangs_rules_the_lessons_of_a_retraction_are_told() -> None:
+    pool = {"kv_blocks": 180, "max_model_len": 128, "schedule_conservativeness": 0.01}
+    async with started(rules="sglang", time_scale=0.02, **pool) as engine:
+        requests = [asked(key, prompt_tokens=50, tokens=60, max_tokens=60) for key in ("a", "b")]
+        readers = [asyncio.create_task(answer(engine, request)) for request in requests]
+        await until(lambda: engine.stats().preemptions > 0)
+        stats = engine.stats()
+        assert stats.progress["b"].phase == "preempted"
+        assert stats.admission is not None
+        assert stats.admission.new_token_ratio > 0.1
+        for deltas in await asyncio.gather(*readers):
+            assert count(deltas) == 60
+
+
+@pytest.mark.parametrize(
+    ("settings", "rules", "pool"),
+    [
+        ({}, "vllm", (16, 1052)),
+        ({"block_size": 32}, "vllm", (32, 526)),
+        ({"rules": "vllm-v0"}, "vllm-v0", (16, 1052)),
+        ({"rules": "sglang"}, "sglang", (1, 16832)),
+        ({"rules": "sglang", "block_size": 64}, "sglang", (64, 263)),
+        ({"rules": "sglang", "block_size": 64, "kv_blocks": 80}, "sglang", (64, 80)),
+    ],
+)
+def test_the_same_pool_by_other_rules(
+    settings: dict[str, Any], rules: str, pool: tuple[int, int]
+) -> None:
+    limits = SimulatedSettings(**settings).limits()
+    assert (limits.rules, (limits.block_size, limits.kv_blocks)) == (rules, pool)
+
+
+def test_schedule_conservativeness_sets_the_new_token_ratios() -> None:
+    limits = SimulatedSettings(rules="sglang", schedule_conservativeness=0.5).limits()
+    assert limits.new_token_ratio_start == pytest.approx(0.35)
+    assert limits.new_token_ratio_min == pytest.approx(0.049)
+
+
 @pytest.mark.parametrize("way", ["close", "cancel", "abort"])
 async def test_every_way_of_leaving_frees_the_blocks(way: str) -> None:
     async with started(time_scale=0.01) as engine:
@@ -375,6 +431,9 @@ async def test_after_a_stall_at_most_one_step_is_made_up_for() -> None:
         ({"time_scale": -0.1}, "time_scale"),
         ({"queue_max": 0}, "queue_max"),
         ({"kv_blocks": 100}, "max_model_len"),
+        ({"schedule_conservativeness": 1.0}, "schedule_conservativeness"),
+        ({"rules": "sglang", "schedule_conservativeness": -1}, "schedule_conservativeness"),
+        ({"rules": "sglang", "block_size": 3}, "max_num_batched_tokens"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], named: str) -> None:

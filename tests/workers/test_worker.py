@@ -1,6 +1,7 @@
 """A worker with the simulated engine on a real bus: streams, results, cancels, drain, fencing."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from pipeline.messages import (
     Cancel,
     Decision,
     DispatchedRequest,
+    Ended,
     Instance,
     LengthEstimate,
     OutputEvent,
@@ -26,7 +28,8 @@ from pipeline.messages import (
 from pipeline.process import Stop
 from tests.conftest import Connect
 from tests.waiting import eventually
-from workers.simulated import SimulatedEngine, SimulatedSettings
+from workers.simulated import SimulatedEngine
+from workers.simulated_settings import SimulatedSettings
 from workers.worker import WorkerSettings, serve_worker
 
 FAST = SimulatedSettings(time_scale=0.02, noise=0.0)
@@ -264,12 +267,79 @@ async def test_the_predictor_hears_of_arrivals_and_ends(bus: Bus, begin: Begin) 
         lambda m: updates.append(msgspec.msgpack.decode(m.data, type=StateUpdate)),
     )
     running = await begin(SLOW)
+    sent_at = time.monotonic()
     await send(bus, running, Request(id="r1", prompt="hi", max_tokens=20, ignore_eos=True))
     await eventually(lambda: any(u.requests for u in updates), what="the request in the state")
-    await eventually(lambda: "c.r1" in updates[-1].finished, what="its end in the state")
+    await eventually(lambda: bool(updates[-1].ended), what="its end in the state")
     assert updates[-1].requests == []
+    (ended,) = updates[-1].ended
+    assert (ended.key, ended.outcome) == ("c.r1", "length")
+    assert ended.ttft_ms is not None
+    assert 0 <= ended.waited_ms <= ended.ttft_ms < ended.e2e_ms
+    assert 20 * 20 < ended.e2e_ms < (time.monotonic() - sent_at) * 1000, "a step takes over 20 ms"
     sequences = [update.sequence for update in updates]
     assert sequences == sorted(set(sequences))
+
+
+async def test_the_predictor_hears_how_each_ended(bus: Bus, begin: Begin) -> None:
+    told: dict[str, Ended] = {}
+
+    def note(message: Message) -> None:
+        update = msgspec.msgpack.decode(message.data, type=StateUpdate)
+        told.update({ended.key: ended for ended in update.ended})
+
+    await bus.subscribe(bus.subjects.state("a"), note)
+    running = await begin(SLOW, grace_s=600)
+    endless = {"prompt": "hi", "max_tokens": 4000, "ignore_eos": True}
+    natural = Request(id="stopped", prompt="hi", metadata={"response_tokens": "3"})
+    await send(bus, running, natural)
+    await send(bus, running, Request(id="long", prompt="hi"), prompt_tokens=5000)
+    await send(bus, running, Request(id="cut", prompt="hi", max_tokens=2, ignore_eos=True))
+    late = Request(id="late", **endless)  # type: ignore[arg-type]  # the test's own keywords
+    await send(bus, running, late, deadline_at_ms=wall_ms() + 200)
+    for name in ("cancelled", "unfinished"):
+        request = Request(id=name, **endless)  # type: ignore[arg-type]
+        await send(bus, running, request)
+    await eventually(lambda: running.heard[-1].running >= 2, what="work")
+    await bus.jetstream.store(
+        bus.subjects.cancel("c", "cancelled"), encode(Cancel(id="cancelled")), message_id="cancel"
+    )
+    await eventually(lambda: len(told) == 5, what="five ends")
+    running.stop.set()
+    running.stop.hurry.set()
+    await running.task
+    outcomes = {key.removeprefix("c."): ended.outcome for key, ended in told.items()}
+    outcomes.pop("unfinished", None)  # the last state may be out before it was handed back
+    assert outcomes == {
+        "stopped": "stop",
+        "long": "failed",
+        "cut": "length",
+        "late": "failed",
+        "cancelled": "cancelled",
+    }
+
+
+async def test_the_predictor_hears_what_the_engines_admission_goes_by(
+    bus: Bus, begin: Begin
+) -> None:
+    updates: list[StateUpdate] = []
+    await bus.subscribe(
+        bus.subjects.state("a"),
+        lambda m: updates.append(msgspec.msgpack.decode(m.data, type=StateUpdate)),
+    )
+    running = await begin(SimulatedSettings(rules="sglang", time_scale=0.02, max_num_seqs=1))
+    assert running.heard[-1].limits.rules == "sglang"
+    for key in ("r1", "r2"):
+        request = Request(id=key, prompt="hi", max_tokens=400, ignore_eos=True)
+        await send(bus, running, request)
+    await eventually(
+        lambda: any(u.admission is not None and u.admission.batch_full for u in updates),
+        what="a full batch in the state",
+    )
+    await eventually(
+        lambda: {"c.r1", "c.r2"} <= {ended.key for ended in updates[-1].ended}, what="their ends"
+    )
+    assert min(u.admission.new_token_ratio for u in updates if u.admission is not None) < 0.7
 
 
 async def test_a_stopped_worker_finishes_what_runs_and_hands_back_the_rest(

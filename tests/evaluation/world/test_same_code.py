@@ -30,7 +30,8 @@ from predictor.scheduler import Scheduler
 from tests.evaluation.world.arrivals import arrival, arrivals, small
 from workers.engine import EngineRequest, EngineStats, Progress
 from workers.ledger import Ledger
-from workers.simulated import SimulatedEngine, SimulatedSettings
+from workers.simulated import SimulatedEngine
+from workers.simulated_settings import SimulatedSettings
 
 REQUESTS = [(30, 25), (200, 9), (700, 40), (5, 60), (120, 1), (90, 33)]
 
