@@ -58,7 +58,10 @@ class SglangEvents(Lockstep):
         return row
 
     def may_open(self) -> bool:
-        return bool(self.prefilling) or not self.batch_full or not self.decoding
+        # Only if all that were there before a newcomer can be admitted in one step.
+        places = self.limits.max_num_seqs - self.decoding - len(self.prefilling)
+        full = self.batch_full and self.decoding > 0
+        return not full and len(self.waiting) - self.behind <= places
 
     def advance(self) -> None:
         if not self.decoding:
@@ -102,7 +105,7 @@ class SglangEvents(Lockstep):
     def _admit(self, budget: PrefillBudget, joining: list[int]) -> None:
         waiting = self.waiting
         places = self.limits.max_num_seqs - self.decoding - len(joining)
-        while waiting and not budget.spent:
+        while waiting and not self.batch_full and not budget.spent:
             if places <= 0:
                 self.batch_full = True
                 break
@@ -119,9 +122,8 @@ class SglangEvents(Lockstep):
                 else:
                     self.prefilling.append(row)
                     self.prefilled[row] = chunk
-            if budget.full:
-                self.batch_full = True
-            if budget.full or not chunk:
+            self.batch_full = budget.full
+            if not chunk:
                 break
         self.behind = min(self.behind, len(waiting))
 
@@ -132,44 +134,44 @@ class SglangEvents(Lockstep):
 
     def _prefill_step(self, joining: list[int]) -> None:
         """Run the batch; those that decode stand still."""
-        free, decoding, gone = self.free, self.decoding, len(self.finished)
-        if free < self.free_min:
-            self.free_min = free
-        term = self.token_ms * self.step_tokens
+        decoding, gone = self.decoding, len(self.finished)
+        self.free_min = min(self.free_min, self.free)
         self.now += (
             self.base_ms
-            + (term if term > self.flat_ms else self.flat_ms)
+            + max(self.flat_ms, self.token_ms * self.step_tokens)
             + self.prefill_ms * self.step_work
             + self.sequence_ms * self.step_sequences
         )
         self.steps += 1
+        self.events_left -= 1
+        if len(self.waiting) <= self.behind:
+            self.opened = True
         self.join(joining)
         self._owe([row for row in joining if self.finish_at[row]])
         # A batch that was empty is replaced by the new one; a request that is still being
         # prefilled leaves it for the moment.
         if not decoding or self.prefilling or len(self.finished) > gone:
             self.batch_full = False
-        self.events_left -= 1
-        if len(self.waiting) <= self.behind:
-            self.opened = True
 
     # ------------------------------------------------------------------ decode
 
     def _decode_steps(self) -> None:
-        k = self.steps_to_finish()
-        need = self.blocks_for(k)
-        if need and need > self.free:
-            k = self.steps_with(self.free)
-            if k == 0:
-                self._retract()
-                return
+        clock, gone = self.clock, len(self.finished)
+        if self.waiting or not self.drain(0):
+            k = self.steps_to_finish()
             need = self.blocks_for(k)
-        self.ratio.decay(k)
-        self._decode(k, need)
+            if need and need > self.free:
+                k = self.steps_with(self.free)
+                if k == 0:
+                    self._retract()
+                    return
+                need = self.blocks_for(k)
+            self.decode(k, need)
+        self.ratio.decay(self.clock - clock)
+        self._left(gone)
 
-    def _decode(self, k: int, need: int) -> None:
-        gone = len(self.finished)
-        self.decode(k, need)
+    def _left(self, gone: int) -> None:
+        """Those that have finished after the first `gone` do not decode any more."""
         if len(self.finished) > gone:
             self.batch_full = False
             for row in self.finished[gone:]:
@@ -199,7 +201,9 @@ class SglangEvents(Lockstep):
                 (self.tokens_max[row] for row in order),
             )
         )
-        self._decode(1, self.phases[slot])
+        gone = len(self.finished)
+        self.decode(1, self.phases[slot])
+        self._left(gone)
         self.waiting.extend(retracted)
         self.behind += len(retracted)
 

@@ -120,7 +120,7 @@ class SglangScheduler(Scheduler):
                 self._schedule(sequence, chunk, plan)
             if chunk < lacking:
                 return
-        while self.waiting and not budget.spent:
+        while self.waiting and not self._batch_full and not budget.spent:
             if len(self.running) >= limits.max_num_seqs:
                 self._batch_full = True
                 return
@@ -135,9 +135,8 @@ class SglangScheduler(Scheduler):
                 self.running.append(sequence)
                 self._prefilling.append(sequence)
                 self._schedule(sequence, chunk, plan)
-            if budget.full:
-                self._batch_full = True
-            if budget.full or not chunk:
+            self._batch_full = budget.full
+            if not chunk:
                 return
 
     def _schedule(self, sequence: Sequence, chunk: int, plan: StepPlan) -> None:

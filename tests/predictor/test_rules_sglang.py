@@ -206,6 +206,17 @@ def test_one_that_is_still_being_prefilled_opens_the_batch_again() -> None:
     assert not scheduler.admission.batch_full
 
 
+def test_a_full_batch_goes_on_with_a_prefill_but_lets_nobody_join_it() -> None:
+    scheduler = engine()
+    scheduler.restore(decoding("a", 5, 1, 9))
+    scheduler.restore(Sequence("b", 20, 5, computed=16, tokens_max=5))
+    scheduler.add(fresh("c", 2, 2))
+    scheduler.resume(Admission(0.5, True))
+    assert run_step(scheduler) == [("b", 4)]
+    assert ratio_and_full(scheduler) == (0.5, True)
+    assert run_step(scheduler) == [("a", 1), ("b", 1)]
+
+
 def test_a_batch_whose_last_leaves_a_deficit_is_full_though_nobody_waits() -> None:
     scheduler = engine(block_size=4, kv_blocks=10)
     scheduler.restore(decoding("a", 4, 1, 3))
