@@ -59,8 +59,8 @@ class NewTokenRatio:
 def ratio_after_retraction(
     limits: EngineLimits, generated: Iterable[int], tokens_max: Iterable[int]
 ) -> float:
-    """From those that stayed: what they have generated, and 20 tokens more each, as a share of
-    all that they might generate."""
+    """From those that stayed: what they have generated, and `retract_decode_steps` more each, as a
+    share of all that they might generate."""
     so_far = 0
     for tokens in generated:
         so_far += tokens + limits.retract_decode_steps
@@ -91,10 +91,7 @@ class PrefillBudget:
         the next one has to find that out, and marks the batch as full."""
         if self._remaining <= 0:
             return False
-        return self._input_left <= 0 or self._no_chunk_left()
-
-    def _no_chunk_left(self) -> bool:
-        return self._chunk_left is not None and self._chunk_left <= 0
+        return self._input_left <= 0 or (self._chunk_left is not None and self._chunk_left <= 0)
 
     def go_on(self, lacking: int, tokens_max: int) -> int:
         """Tokens for one whose prefill has begun: always some, as long as the chunk allows."""

@@ -409,6 +409,16 @@ def test_what_the_engine_carries_decides() -> None:
     assert ttft_ms([], asked, Admission(1.0, batch_full=True)) == ttft_ms([], asked, None)
 
 
+def test_a_prefill_in_several_chunks_opens_a_full_batch() -> None:
+    begun = Sequence("b", 40, 5, computed=10, tokens_max=5)  # 16, then 14 with the newcomer's 2
+    states = [state(decoding("a", 5, 1, 9)), state(begun, "prefilling")]
+    asked = probe(2, 1, max_tokens=2)
+    first_ms = 1.0 + 0.31 * 16 + 0.0123 * 16 * (10 + 8) + 0.0789
+    second_ms = 1.0 + 0.31 * 16 + 0.0123 * (14 * (26 + 7) + 2 * 1) + 2 * 0.0789
+    for admission in (None, Admission(0.5, batch_full=True)):
+        assert ttft_ms(states, asked, admission) == pytest.approx(first_ms + second_ms)
+
+
 def test_a_published_state_hands_over_what_the_engine_carries() -> None:
     view = InstanceView("i")
     asked = probe(10, 9, max_tokens=9)
