@@ -9,6 +9,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from pipeline.messages import EngineLimits, LengthEstimate, Phase, Probe, RequestState
 from predictor.scheduler import Scheduler, Sequence
 from predictor.step_time import DEFAULT_PROFILE, LIMITS, PROFILES, step_ms
@@ -28,6 +30,7 @@ WARM_UP_MS = 40_000.0
 """More than nearly any answer takes."""
 BETWEEN_MS = 700.0
 """On average, from one look to the next."""
+SGLANG_CHUNK_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,19 @@ def drawn(running: int, waiting: int, seed: int, *, blocks: float = 1.0) -> Case
         max_model_len=PUBLISHED.max_model_len,
     )
     return Case(limits, requests, _newcomers(rng))
+
+
+def by_sglang(case: Case) -> Case:
+    """The same state of an engine with the same pool and SGLang's rules."""
+    limits = case.limits
+    own = replace(
+        limits,
+        rules="sglang",
+        block_size=1,
+        kv_blocks=limits.kv_blocks * limits.block_size,
+        max_num_batched_tokens=SGLANG_CHUNK_TOKENS,
+    )
+    return Case(own, case.requests, case.newcomers)
 
 
 def under_load(rate: float, states: int, seed: int) -> list[Case]:

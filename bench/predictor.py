@@ -4,8 +4,9 @@
 
 Engines in the middle of their work (bench/engine_states.py) with so many running + waiting, the
 published A30's step time and settings with a batch cap and a block pool that can hold the batch;
-`tight`: with about the published engine's pool, so that it preempts; `under load`: the published
-engine itself, near saturation. Measured, each over many engines and newcomers, on one core:
+`tight`: with about the published engine's pool, so that it preempts; `sglang`: by its rules, where
+the others are vLLM's; `under load`: the published engine itself, near saturation. Measured, each
+over many engines and newcomers, on one core:
 
 * cold: a new state of requests that were in earlier ones, and one probe, as nearly every probe
   meets it; until the newcomer has finished (the score `e2e`);
@@ -30,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.cpu import machine
-from bench.engine_states import NEWCOMERS, STEP_TIME, Case, drawn, under_load
+from bench.engine_states import NEWCOMERS, STEP_TIME, Case, by_sglang, drawn, under_load
 from pipeline.report import write_json
 from predictor import simulation
 from predictor.fast import Prepared
@@ -58,6 +59,8 @@ def main(seed: int = 1, states: int = STATES) -> None:
         report[f"{running}+{waiting}"] = measured(cases)
     tight = [drawn(48, 20, seed + n, blocks=TIGHT) for n in range(states)]
     report["48+20 tight"] = measured(tight)
+    sglang = [by_sglang(drawn(48, 20, seed + n)) for n in range(states)]
+    report["48+20 sglang"] = measured(sglang)
     looks = -(-states // ENGINES)
     loaded = [one for n in range(ENGINES) for one in under_load(RATE, looks, seed + n)]
     report["under load"] = measured(loaded)
