@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from evaluation.experiments.code_version import code_version
+from evaluation.experiments.pairwise import pairwise_figures
 from evaluation.workloads.base import Arrival
 from evaluation.workloads.presets import make_workload
 from evaluation.world.cluster import simulate
@@ -19,7 +20,7 @@ from evaluation.world.settings import ClusterSettings
 
 Label = str | float
 Figures = dict[str, float]
-"""What a run was like: `Outcome.summary()`."""
+"""What a run was like: `Outcome.summary()`, and what its clones tell where there are any."""
 Row = dict[str, Label]
 """A cell's labels, its seed and its figures."""
 
@@ -79,4 +80,6 @@ class Cell:
 def run_cell(cell: Cell) -> Figures:
     """Simulate it. Whatever goes wrong there is raised."""
     cluster = replace(cell.cluster, seed=cell.seed)
-    return simulate(cluster, cell.workload.arrivals(cell.seed)).summary()
+    outcome = simulate(cluster, cell.workload.arrivals(cell.seed))
+    figures = outcome.summary()
+    return figures | pairwise_figures(outcome.lived) if cluster.clone_every else figures

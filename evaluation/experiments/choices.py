@@ -55,6 +55,4 @@ def _findings(rows: Rows, _scale: Scale) -> Findings:
     )
 
 
-CHOICES_EXPERIMENT = Experiment(
-    "choices", "1, 2, 3, 4, 8 and all 12 predictors asked", _cells, _findings
-)
+CHOICES = Experiment("choices", "1, 2, 3, 4, 8 and all 12 predictors asked", _cells, _findings)

@@ -13,7 +13,11 @@ from pathlib import Path
 import evaluation
 
 ROOT = Path(evaluation.__file__).parents[1]
-STARTS = ("evaluation.world.cluster", "evaluation.workloads.presets")
+STARTS = (
+    "evaluation.world.cluster",
+    "evaluation.workloads.presets",
+    "evaluation.experiments.pairwise",
+)
 PACKAGES = frozenset({"evaluation", "pipeline", "predictor", "tagger", "workers"})
 
 

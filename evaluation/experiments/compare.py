@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from evaluation.experiments.cells import Label
-from evaluation.experiments.metrics import NONE, PREEMPTIONS, Metric, bracketed, scaled
+from evaluation.experiments.metrics import NONE, PREEMPTIONS, Metric, bracketed
 from evaluation.experiments.plots import Curve, LinePanel
 from evaluation.experiments.rows import Rows
 from evaluation.experiments.statistics import paired_difference, paired_ratio
@@ -82,7 +82,7 @@ def _against(mine: Rows, theirs: Rows, metric: Metric) -> str:
     my, their = mine.by_seed(metric.figure), theirs.by_seed(metric.figure)
     if metric is PREEMPTIONS:
         difference = paired_difference(my, their)
-        return bracketed(scaled(difference, metric.factor), metric.decimals, sign=True)
+        return bracketed(metric.in_unit(difference), metric.decimals, sign=True)
     if min(*my.values(), *their.values()) <= 0:
         return NONE
     return bracketed(paired_ratio(my, their), 3)
@@ -97,7 +97,7 @@ def curves(
             _text(name),
             [float(x) for x in rows.where(**{down: name}).values(across)],
             [
-                scaled(rows.where(**{down: name, across: x}).mean(metric.figure), metric.factor)
+                metric.in_unit(rows.where(**{down: name, across: x}).mean(metric.figure))
                 for x in rows.where(**{down: name}).values(across)
             ],
         )

@@ -39,6 +39,8 @@ def unique(contenders: Iterable[Contender]) -> tuple[Contender, ...]:
     return tuple(dict.fromkeys(contenders))
 
 
+FEW = unique((LLUMNIX, LEAST_OUTSTANDING_OF_TWO, PAPERS, OURS))
+"""Where settings are many: the paper's best baseline, the best that asks nobody, theirs, ours."""
 CONTENDERS = unique(
     (
         *OBLIVIOUS,

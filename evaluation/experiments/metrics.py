@@ -26,7 +26,10 @@ class Metric:
 
     def shown(self, interval: Interval) -> str:
         """`mean ± half the interval`."""
-        return plus_minus(scaled(interval, self.factor), self.decimals)
+        return plus_minus(self.in_unit(interval), self.decimals)
+
+    def in_unit(self, interval: Interval) -> Interval:
+        return scaled(interval, self.factor)
 
 
 TTFT_MEAN = Metric("ttft_mean_ms", "mean TTFT", "s", 1e-3, log=True)
@@ -34,6 +37,8 @@ TTFT_P99 = Metric("ttft_p99_ms", "P99 TTFT", "s", 1e-3, log=True)
 E2E_MEAN = Metric("e2e_mean_ms", "mean E2E", "s", 1e-3)
 E2E_P99 = Metric("e2e_p99_ms", "P99 E2E", "s", 1e-3, decimals=1)
 SLOWDOWN_MEAN = Metric("slowdown_mean", "mean slowdown", "", decimals=2)
+TPOT = Metric("tpot_mean_ms", "mean time per output token", "ms", decimals=1)
+PROBES = Metric("probes", "probes a run", "", decimals=0)
 PREEMPTIONS = Metric("preemptions", "preemptions", "", decimals=0)
 THROUGHPUT = Metric("throughput_tokens_s", "throughput", "1,000 tokens/s", 1e-3, decimals=2)
 DECISION_CPU = Metric("decision_cpu_ms", "CPU a decision", "ms", decimals=3, log=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from math import ceil, isfinite
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from evaluation.experiments.contenders import OURS, PAPERS
@@ -28,6 +29,7 @@ COLOURS = {
 }
 OTHERS = ("#1b7837", "#762a83", "#e7298a", "#666633", "#00628b", "#a6761d")
 PANEL_INCHES = (4.6, 3.2)
+TITLE_CHARACTERS = 42
 STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -103,18 +105,23 @@ def draw(panels: Sequence[Panel], path: Path, *, columns: int = 2) -> None:
     width, height = PANEL_INCHES
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width * columns, height * lines), layout="constrained")
-        grid = figure.subplots(lines, columns, squeeze=False).flat
+        grid = list(figure.subplots(lines, columns, squeeze=False).flat)
+        shared = _same_curves(panels)
         for axes, panel in zip(grid, panels, strict=False):
-            axes.set_title(panel.title, loc="left", fontweight="bold")
+            axes.set_title(fill(panel.title, TITLE_CHARACTERS), loc="left", fontweight="bold")
             axes.set_xlabel(panel.x_label)
             if isinstance(panel, LinePanel):
                 _lines(axes, panel)
+                if not shared:
+                    axes.legend()
             elif isinstance(panel, BarPanel):
                 _bars(axes, panel)
             else:
                 _heat(axes, panel)
-        for axes in list(grid)[len(panels) :]:
+        for axes in grid[len(panels) :]:
             axes.remove()
+        if shared:
+            figure.legend(*grid[0].get_legend_handles_labels(), loc="outside right upper")
         figure.savefig(path.with_suffix(".png"), dpi=160)
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
 
@@ -143,7 +150,25 @@ def _lines(axes: Any, panel: LinePanel) -> None:
         axes.set_yscale("log")
     for limit in panel.limits:
         axes.axhline(limit, color="black", linewidth=0.8, linestyle=":")
-    axes.legend(ncols=1 + (len(panel.curves) > 6))
+    _look_at([interval.mean for curve in panel.curves for interval in curve.y], axes, panel.log)
+
+
+def _same_curves(panels: Sequence[Panel]) -> bool:
+    """Whether one legend is enough."""
+    names = [
+        [c.name for c in panel.curves] if isinstance(panel, LinePanel) else [] for panel in panels
+    ]
+    return bool(names[0]) and all(some == names[0] for some in names)
+
+
+def _look_at(means: Sequence[float], axes: Any, log: bool) -> None:
+    """The means fill the panel; a wide band may leave it."""
+    low, high = min(means), max(means)
+    if log and low > 0:
+        axes.set_ylim(low / 1.3, high * 1.3)
+    else:
+        room = 0.08 * (high - low) or 0.05 * (abs(high) or 1.0)
+        axes.set_ylim(low - room, high + room)
 
 
 def _bars(axes: Any, panel: BarPanel) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from evaluation.experiments.contenders import CONTENDERS, Contender
+from evaluation.experiments.contenders import CONTENDERS, FEW, Contender
 
 T = TypeVar("T")
 
@@ -25,6 +25,7 @@ class Scale:
     rates: tuple[float, ...] | None = None
     """Instead of the experiment's own."""
     contenders: tuple[Contender, ...] = CONTENDERS
+    few: tuple[Contender, ...] = FEW
 
     @property
     def workload(self) -> str:
