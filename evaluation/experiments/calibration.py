@@ -122,7 +122,7 @@ def fitted_overhead(capacity_by_overhead: Mapping[float, float], wanted: float) 
 
 CALIBRATE = Experiment(
     "calibrate",
-    "the engine time a step that makes oblivious policies as good as the paper's",
+    "engine overhead a step, fitted on the oblivious policies",
     _cells,
     _findings,
 )

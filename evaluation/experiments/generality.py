@@ -65,13 +65,13 @@ def _experiment(name: str, line: str, one: InstanceSettings, rates: Sequence[flo
 BATCH = _experiment(
     "batch",
     "at most 24 requests in a batch",
-    instance(max_num_seqs=24),
+    instance(limits={"max_num_seqs": 24}),
     (20.0, 22.0, 24.0, 26.0, 28.0),
 )
 CHUNK = _experiment(
     "chunk",
     "chunks of 2,048 tokens",
-    instance(max_num_batched_tokens=2048),
+    instance(limits={"max_num_batched_tokens": 2048}),
     (26.0, 28.0, 30.0, 32.0, 34.0),
 )
 QWEN = _experiment(

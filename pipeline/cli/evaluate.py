@@ -18,21 +18,21 @@ FULL_REQUESTS, QUICK_REQUESTS = 10_000, 1_500
 FULL_SEEDS, QUICK_SEEDS = 5, 3
 OUT = Path("evaluation-results")
 
-HELP = f"""Measure placement policies in the simulated world: the same policies, predictor and
-engine steps that run live, in virtual time.
-
-Each experiment writes rows.csv, summary.json, table.md, plot.png, plot.svg and report.md into
-{OUT}/EXPERIMENT. Every policy meets the same requests at the same times (seeds are paired), and
-every number comes with its 95 % interval. Runs are kept: what was interrupted goes on, and what
-experiments share is run once.
-
-Start with: astrolabe evaluate sweep --quick
-"""
+HELP = (
+    "Measure placement policies in the simulated world: the policies, the predictor and the "
+    "engine's steps that run live, in virtual time.\n\n"
+    f"Each experiment writes rows.csv, summary.json, table.md, plot.png, plot.svg and report.md "
+    f"into {OUT}/EXPERIMENT. Every policy meets the same requests at the same times, and every "
+    "number comes with its 95 % interval over seeds. Runs are kept: what was interrupted goes on, "
+    "and what experiments share is run once.\n\n"
+    "Start with: astrolabe evaluate sweep --quick"
+)
 
 
 def evaluate(
     experiment: Annotated[
-        str, typer.Argument(help="What to measure; `list` prints all with one line each.")
+        str,
+        typer.Argument(help="What to measure. `list` names all that there are, `all` runs them."),
     ],
     quick: Annotated[
         bool,
@@ -79,7 +79,7 @@ def evaluate(
     console = Console()
     if experiment == "list":
         for one in EXPERIMENTS.values():
-            console.print(f"{one.name:<14}{one.line}", highlight=False)
+            console.print(f"{one.name:<14}{one.line}", highlight=False, soft_wrap=True)
         return
     if experiment not in (*EXPERIMENTS, ALL):
         raise UsageError(f"experiment {experiment}: choose from {', '.join((*EXPERIMENTS, ALL))}")
