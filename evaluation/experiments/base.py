@@ -9,6 +9,12 @@ from evaluation.experiments.rows import Rows
 from evaluation.experiments.scale import Scale
 from evaluation.experiments.tables import Table
 
+PAPERS_REQUESTS = 10_000
+"""Of one of the paper's runs. Beyond its capacity a cluster falls behind for as long as requests
+come, so that what is compared with the paper's capacities has to last as long."""
+REQUESTS = 4_000
+"""Where policies are compared with each other: `all` has to end within two hours on two cores."""
+
 
 @dataclass(frozen=True, slots=True)
 class Findings:
@@ -31,3 +37,5 @@ class Experiment:
     """What it shows, for `--help`."""
     cells: Callable[[Scale], list[Cell]]
     findings: Callable[[Rows, Scale], Findings]
+    requests: int = REQUESTS
+    """Of one run, unless somebody says otherwise."""

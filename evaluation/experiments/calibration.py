@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from evaluation.experiments.base import Experiment, Findings
+from evaluation.experiments.base import PAPERS_REQUESTS, Experiment, Findings
 from evaluation.experiments.capacities import NOTE, capacities, shown
 from evaluation.experiments.cells import Cell
 from evaluation.experiments.contenders import OBLIVIOUS
@@ -125,4 +125,5 @@ CALIBRATE = Experiment(
     "engine overhead a step, fitted on the oblivious policies",
     _cells,
     _findings,
+    PAPERS_REQUESTS,
 )

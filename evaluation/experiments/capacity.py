@@ -1,6 +1,6 @@
 """The highest rate at which P99 TTFT keeps its SLO (the paper's headline)."""
 
-from evaluation.experiments.base import Experiment, Findings
+from evaluation.experiments.base import PAPERS_REQUESTS, Experiment, Findings
 from evaluation.experiments.capacities import as_figures, capacities, capacity_table
 from evaluation.experiments.capacity_of import SLO_MS
 from evaluation.experiments.compare import line_panel
@@ -42,5 +42,9 @@ def _reference(contenders: list[str]) -> str:
 
 
 CAPACITY = Experiment(
-    "capacity", "the highest rate with P99 TTFT within 3 s and 10 s", sweep_cells, _findings
+    "capacity",
+    "the highest rate with P99 TTFT within 3 s and 10 s",
+    sweep_cells,
+    _findings,
+    PAPERS_REQUESTS,
 )

@@ -5,7 +5,7 @@ from dataclasses import replace
 from evaluation.experiments.base import Experiment, Findings
 from evaluation.experiments.cells import Cell
 from evaluation.experiments.compare import paired_table, several_table
-from evaluation.experiments.contenders import OURS
+from evaluation.experiments.contenders import FAN_OUT, OURS, Contender, unique
 from evaluation.experiments.metrics import E2E_MEAN, E2E_P99, MAIN, TTFT_MEAN, TTFT_P99
 from evaluation.experiments.plots import BarPanel
 from evaluation.experiments.rows import Rows
@@ -33,7 +33,7 @@ def _cells(scale: Scale) -> list[Cell]:
         for pool, (instances, rates) in POOLS.items()
         for cell in cells(
             scale,
-            scale.contenders,
+            unique((Contender("round_robin"), Contender("least_outstanding"), *scale.few, FAN_OUT)),
             scale.rates_of(quick=rates[:1], full=rates),
             cluster=replace(TESTBED, instances=instances),
             labels={"pool": pool},

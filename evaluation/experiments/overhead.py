@@ -1,12 +1,8 @@
 """What a decision costs in CPU time (the paper's figure 13 has percent of a process)."""
 
-from dataclasses import replace
-
-from evaluation.experiments.base import Experiment, Findings
+from evaluation.experiments.base import PAPERS_REQUESTS, Experiment, Findings
 from evaluation.experiments.cells import Cell
-from evaluation.experiments.choices import POLICIES
 from evaluation.experiments.compare import line_panel, metric_table
-from evaluation.experiments.contenders import OURS, unique
 from evaluation.experiments.metrics import DECISION_CPU, PROBES
 from evaluation.experiments.rows import Rows
 from evaluation.experiments.scale import Scale
@@ -17,12 +13,8 @@ RATES_QUICK = (24.0, SATURATED)
 
 
 def _cells(scale: Scale) -> list[Cell]:
-    by_choices = (replace(OURS, policy=policy) for policy in POLICIES.values())
-    return cells(
-        scale,
-        unique((*scale.contenders, *by_choices)),
-        scale.rates_of(quick=RATES_QUICK, full=RATES),
-    )
+    """Runs of the sweep's, where it has been made."""
+    return cells(scale, scale.contenders, scale.rates_of(quick=RATES_QUICK, full=RATES))
 
 
 def _findings(rows: Rows, _scale: Scale) -> Findings:
@@ -30,11 +22,14 @@ def _findings(rows: Rows, _scale: Scale) -> Findings:
         paragraphs=[
             "CPU time of the policy and of all predictors that it asks, in this process, on the "
             "machine named above, with as many other runs beside it as it has processors: compare "
-            "within this table. Messages are not in it (docs/benchmarks.md has those)."
+            "within this table. Messages are not in it (docs/benchmarks.md has those). The same "
+            "by the number of choices: `choices`."
         ],
         tables=[metric_table(rows, DECISION_CPU), metric_table(rows, PROBES)],
         panels=[line_panel(rows, DECISION_CPU)],
     )
 
 
-OVERHEAD = Experiment("overhead", "CPU time and probes a decision", _cells, _findings)
+OVERHEAD = Experiment(
+    "overhead", "CPU time and probes a decision", _cells, _findings, PAPERS_REQUESTS
+)

@@ -25,8 +25,6 @@ SCORES = (
     "preemption_averse:250",
     "preemption_averse:500",
     "preemption_averse:1000",
-    "preemption_averse:2000",
-    "marginal:0.25",
     "marginal:0.5",
     "marginal:1",
 )
@@ -47,7 +45,7 @@ def _cells(scale: Scale) -> list[Cell]:
             *(Contender(policy, score) for policy in CHOICES for score in (*scores, DEFAULT_SCORE)),
         )
     )
-    return cells(scale, contenders, scale.rates_of(quick=[KNEE[1]], full=KNEE))
+    return cells(scale, contenders, scale.rates_of(quick=[KNEE[1]], full=KNEE[1:]))
 
 
 def _findings(rows: Rows, _scale: Scale) -> Findings:

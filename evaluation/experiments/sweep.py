@@ -1,6 +1,6 @@
 """Latency, preemptions and throughput over the rate (the paper's figures 6 and 7, table 2)."""
 
-from evaluation.experiments.base import Experiment, Findings
+from evaluation.experiments.base import PAPERS_REQUESTS, Experiment, Findings
 from evaluation.experiments.capacity_of import SLO_MS
 from evaluation.experiments.cells import Cell
 from evaluation.experiments.compare import line_panel, metric_table, paired_table
@@ -51,4 +51,5 @@ SWEEP = Experiment(
     "all policies over the rate: TTFT, E2E, preemptions, throughput",
     sweep_cells,
     _findings,
+    PAPERS_REQUESTS,
 )

@@ -13,7 +13,7 @@ from evaluation.experiments.scale import Scale
 from evaluation.world.settings import ClusterSettings
 
 INSTANCES = 12
-RATES = (20.0, 24.0, 26.0, 28.0, 30.0, 32.0, 34.0, 36.0)
+RATES = (20.0, 24.0, 26.0, 28.0, 30.0, 32.0, 34.0)
 """The paper's sweep, in requests a second; closer where capacities lie."""
 RATES_QUICK = (24.0, 28.0, 32.0)
 KNEE = (28.0, 30.0, 32.0)
