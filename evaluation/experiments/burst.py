@@ -12,7 +12,7 @@ from evaluation.experiments.scale import Scale
 from evaluation.experiments.testbed import KNEE, SATURATED, cells, workload_of
 
 BURSTINESS = (0.25, 0.5, 1.0, 2.0)
-TRACES = {"azure-conv-trace": 19.0, "servegen-mlarge-trace": 30.0}
+TRACES = {"azure-conv-trace": 20.0, "servegen-mlarge-trace": 48.0}
 """With the mean rate at which each loads this cluster about as the testbed's knee does."""
 
 

@@ -66,7 +66,7 @@ BATCH = _experiment(
     "batch",
     "at most 24 requests in a batch",
     instance(limits={"max_num_seqs": 24}),
-    (20.0, 22.0, 24.0, 26.0, 28.0),
+    (22.0, 24.0, 26.0, 28.0, 30.0),
 )
 CHUNK = _experiment(
     "chunk",
@@ -78,5 +78,5 @@ QWEN = _experiment(
     "qwen",
     "Qwen2-7B, whose KV entries are seven times smaller",
     instance("a30-qwen2-7b"),
-    (48.0, 54.0, 60.0, 66.0, 72.0, 78.0),
+    (54.0, 66.0, 72.0, 78.0, 84.0),
 )

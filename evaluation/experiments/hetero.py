@@ -20,7 +20,7 @@ MIXED = tuple(
 )
 ONE_SLOW = (instance(slowdown=3.0), *(instance() for _ in range(INSTANCES - 1)))
 POOLS: dict[str, tuple[tuple[InstanceSettings, ...], tuple[float, ...]]] = {
-    "4 A30, 4 A100, 4 H100": (MIXED, (60.0, 70.0)),
+    "4 A30, 4 A100, 4 H100": (MIXED, (70.0, 85.0)),
     "one of 12 three times slower": (ONE_SLOW, (22.0, 26.0)),
 }
 """With rates that load each as the testbed is loaded below and at its knee."""

@@ -15,8 +15,9 @@ from evaluation.world.settings import MigrationSettings, instance
 
 INSTANCES = 8
 PROFILE = "a100-llama-2-7b"
-RATES = (28.0, 36.0, 44.0, 52.0)
-RATES_QUICK = (28.0, 44.0)
+RATES = (36.0, 72.0, 84.0, 96.0)
+"""The paper's highest, and those at which these instances run out of blocks."""
+RATES_QUICK = (36.0, 84.0)
 MOVES = Metric("migrations", "migrations", "", decimals=0)
 KINDS: dict[str, MigrationSettings | None] = {
     LLUMNIX.label: None,
