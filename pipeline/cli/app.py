@@ -5,7 +5,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from pipeline.cli import components, load, stack
+from pipeline.cli import components, evaluate, load, stack
 from pipeline.errors import AstrolabeError
 from tagger import commands
 
@@ -20,6 +20,7 @@ app = typer.Typer(
 
 LOCAL = "Try it and look at it"
 COMPONENTS = "One component"
+MEASURE = "Measure it"
 
 app.command(rich_help_panel=LOCAL)(stack.up)
 app.command(rich_help_panel=LOCAL)(load.send)
@@ -28,6 +29,7 @@ app.command(rich_help_panel=LOCAL)(load.demo)
 app.command(rich_help_panel=COMPONENTS)(components.dispatcher)
 app.command(rich_help_panel=COMPONENTS)(components.worker)
 app.command(rich_help_panel=COMPONENTS)(components.predictor)
+app.command(rich_help_panel=MEASURE, help=evaluate.HELP)(evaluate.evaluate)
 
 tagger_app = typer.Typer(invoke_without_command=True)
 tagger_app.callback()(components.tagger)

@@ -1,0 +1,58 @@
+"""How many predictors to ask (the paper's figure 9)."""
+
+from dataclasses import replace
+
+from evaluation.experiments.base import Experiment, Findings
+from evaluation.experiments.capacities import as_figures, capacity_table
+from evaluation.experiments.cells import Cell
+from evaluation.experiments.compare import line_panel, metric_table, paired_table
+from evaluation.experiments.contenders import OURS
+from evaluation.experiments.metrics import DECISION_CPU, E2E_MEAN, MAIN, TTFT_P99
+from evaluation.experiments.rows import Rows
+from evaluation.experiments.scale import Scale
+from evaluation.experiments.testbed import INSTANCES, KNEE, KNEE_QUICK, cells
+
+POLICIES = {
+    1: "power_of_two:1",
+    2: "power_of_two",
+    3: "power_of_two:3",
+    4: "power_of_two:4",
+    8: "power_of_two:8",
+    INSTANCES: "fan_out",
+}
+"""By the number of choices, each by the name under which other experiments run it."""
+
+
+def _cells(scale: Scale) -> list[Cell]:
+    rates = scale.rates_of(quick=KNEE_QUICK, full=(*KNEE, 34.0))
+    return [
+        cell
+        for choices, policy in POLICIES.items()
+        for cell in cells(
+            scale,
+            [replace(OURS, policy=policy)],
+            rates,
+            labels={"contender": f"k = {choices}", "k": float(choices)},
+        )
+    ]
+
+
+def _findings(rows: Rows, _scale: Scale) -> Findings:
+    highest = float(rows.values("rate")[-1])
+    return Findings(
+        tables=[
+            capacity_table(rows, "Capacity by the number of choices", against="k = 2"),
+            *(metric_table(rows, metric) for metric in (*MAIN, DECISION_CPU)),
+            paired_table(
+                rows.where(rate=highest), "k = 2", MAIN, f"Seed by seed at {highest:g} a second"
+            ),
+        ],
+        panels=[
+            line_panel(rows, metric, down="rate", across="k", x_label="choices k")
+            for metric in (TTFT_P99, E2E_MEAN)
+        ],
+        figures=as_figures(rows),
+    )
+
+
+CHOICES = Experiment("choices", "1, 2, 3, 4, 8 and all 12 predictors asked", _cells, _findings)

@@ -1,0 +1,59 @@
+"""Who is compared: a policy, with its score where it asks for predictions.
+
+Every contender has one colour in all plots; what is not in the list gets one of the others, in
+order of appearance.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipeline.policies import DEFAULT_POLICY
+from predictor.scores import DEFAULT_SCORE
+
+PAPERS_SCORE = "e2e"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Named by its policy, and `policy/score` where the score is not the default."""
+
+    policy: str
+    score: str = DEFAULT_SCORE
+
+    @property
+    def label(self) -> str:
+        return self.policy if self.score == DEFAULT_SCORE else f"{self.policy}/{self.score}"
+
+
+OURS = Contender(DEFAULT_POLICY)
+"""What the pipeline does when nobody says otherwise."""
+PAPERS = Contender("power_of_two", PAPERS_SCORE)
+LEAST_OUTSTANDING_OF_TWO = Contender("least_outstanding:2")
+LLUMNIX = Contender("llumnix")
+FAN_OUT = Contender("fan_out")
+OBLIVIOUS = tuple(Contender(policy) for policy in ("round_robin", "random", "min_qpm"))
+
+
+def unique(contenders: Iterable[Contender]) -> tuple[Contender, ...]:
+    """Each once: the paper's score may be the default."""
+    return tuple(dict.fromkeys(contenders))
+
+
+FEW = unique((LLUMNIX, LEAST_OUTSTANDING_OF_TWO, PAPERS, OURS))
+"""Where settings are many: the paper's best baseline, the best that asks nobody, theirs, ours."""
+CONTENDERS = unique(
+    (
+        *OBLIVIOUS,
+        Contender("infaas"),
+        LLUMNIX,
+        Contender("llumnix_original"),
+        Contender("least_outstanding"),
+        LEAST_OUTSTANDING_OF_TWO,
+        Contender("least_tokens"),
+        Contender("lmetric"),
+        PAPERS,
+        OURS,
+        FAN_OUT,
+    )
+)
+"""Weakest first, so that ours are drawn over the others."""
