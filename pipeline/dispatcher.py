@@ -41,6 +41,7 @@ from pipeline.metrics import DISPATCH_RETRIES, DISPATCHED, FALLBACKS, REFUSED
 from pipeline.periodic import every
 from pipeline.policies import Choice, Target, make_policy
 from pipeline.probing import NOBODY_ASKED, ask, probe_for, recorded
+from pipeline.queued import queued_headers, queued_of, read_queued
 from pipeline.rescue import SWEEP_EVERY_S, Rescue
 from pipeline.standin import TaggerStandIn
 from pipeline.subjects import Header, last_tokens
@@ -134,8 +135,9 @@ class Dispatcher:
 
     def _on_queued(self, message: Message) -> None:
         (instance,) = last_tokens(message.subject, 1)
-        if key := message.headers.get(Header.REQUEST):
-            self._fleet.arrived(instance, key)
+        queued = read_queued(message.headers)
+        if queued is not None:
+            self._fleet.arrived(instance, queued.key, queued.committed_tokens)
 
     def _on_finished(self, message: Message) -> None:
         self._median.finished(message)
@@ -231,7 +233,9 @@ class Dispatcher:
                 await self._store(tagged, target, decision, trace)
             except QueueFull:
                 continue
-            self._fleet.arrived(target.instance, tagged.key)
+            # Before the echo: the next decision must not see the instance without it.
+            tokens = queued_of(tagged).committed_tokens
+            self._fleet.arrived(target.instance, tagged.key, tokens)
             DISPATCHED.labels(self._policy.name).inc()
             await delivery.ack()
             return
@@ -241,7 +245,6 @@ class Dispatcher:
     async def _store(
         self, tagged: TaggedRequest, target: Target, decision: Decision, trace: msgspec.Struct
     ) -> None:
-        estimate = tagged.estimate
         dispatched = DispatchedRequest(
             **{
                 **msgspec.structs.asdict(tagged),
@@ -256,11 +259,5 @@ class Dispatcher:
             encode(dispatched),
             # Whichever inbox it went to: a repeat of this attempt is known to the stream.
             message_id=f"{tagged.key}.{tagged.attempt}",
-            headers={
-                Header.REQUEST: tagged.key,
-                Header.ATTEMPT: str(tagged.attempt),
-                Header.PROMPT_TOKENS: str(tagged.prompt_tokens),
-                Header.MAX_TOKENS: str(tagged.max_tokens or 0),
-                Header.ESTIMATE: f"{estimate.p10:g},{estimate.p50:g},{estimate.p90:g}",
-            },
+            headers=queued_headers(tagged),
         )

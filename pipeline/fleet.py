@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from pipeline.commitments import Commitments
 from pipeline.messages import Instance
 from pipeline.policies.base import Target
 from pipeline.subjects import DEFAULT_MODEL, model_slug
@@ -33,12 +34,24 @@ class Member:
     """Requests put into its inbox since the last heartbeat, by key, with the time."""
     departed: set[str] = field(default_factory=set)
     """Requests finished since the last heartbeat."""
+    commitments: Commitments = field(default_factory=Commitments)
     failures: int = 0
     left_out_until: float = 0.0
 
     @property
     def in_flight(self) -> int:
         return max(0, self.instance.in_flight + len(self.arrived) - len(self.departed))
+
+    def target(self) -> Target:
+        """As a policy sees it."""
+        limits, in_flight = self.instance.limits, self.in_flight
+        capacity_tokens = max(1, limits.kv_blocks * limits.block_size)
+        return Target(
+            self.instance.instance,
+            self.instance.boot,
+            in_flight,
+            self.commitments.tokens(in_flight) / capacity_tokens,
+        )
 
 
 class Fleet:
@@ -65,6 +78,7 @@ class Fleet:
         member.heard_at = now
         member.arrived = {k: t for k, t in member.arrived.items() if now - t < SEEN_BY_WORKER_S}
         member.departed.clear()
+        member.commitments.reconcile(instance.in_flight, now - SEEN_BY_WORKER_S)
         self._note_model(instance, now)
 
     def snapshot(self, instances: Iterable[Instance]) -> None:
@@ -89,15 +103,19 @@ class Fleet:
         for member in self._members.values():
             member.heard_at = now
 
-    def arrived(self, instance: str, key: str) -> None:
-        """A request was put into the instance's inbox, by us or by another dispatcher."""
+    def arrived(self, instance: str, key: str, tokens: float) -> None:
+        """A request was put into the instance's inbox, by us or by another dispatcher; `tokens`
+        is what it will need of the KV cache."""
         if member := self._members.get(instance):
-            member.arrived.setdefault(key, self._clock())
+            now = self._clock()
+            member.arrived.setdefault(key, now)
+            member.commitments.add(key, tokens, now)
 
     def departed(self, instance: str, key: str) -> None:
         """A request of the instance has its result."""
         if member := self._members.get(instance):
             member.departed.add(key)
+            member.commitments.remove(key)
 
     def probe_failed(self, instance: str) -> None:
         """Leave it out for a while that doubles with each failure in a row."""
@@ -126,7 +144,7 @@ class Fleet:
             if member.instance.state == "ready" and _serves(member.instance, model)
         ]
         sound = [member for member in able if member.left_out_until <= now]
-        return [Target(m.instance.instance, m.instance.boot, m.in_flight) for m in (sound or able)]
+        return [member.target() for member in (sound or able)]
 
     def lives(self, instance: str, boot: str) -> bool:
         """Whether this very boot has been heard within the liveness period."""

@@ -6,10 +6,9 @@ the request went elsewhere.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 
-from pipeline.messages import MAX_TOKENS_LIMIT, Probe, RequestState
-from pipeline.subjects import Header
+from pipeline.messages import Probe, RequestState
+from pipeline.queued import Queued, queued_of, read_queued
 
 QUEUED_EXPIRES_S = 30.0
 """Far above the time from inbox to ledger, unless the worker is full; a lost message ends here."""
@@ -18,7 +17,6 @@ PROBED_EXPIRES_S = 0.005
 Longer is worse than not at all: an instance that is probed often and loses would look busy."""
 ON_THEIR_WAY_MAX = 4_096
 """In each of the two layers."""
-PROMPT_TOKENS_MAX = 1 << 31
 
 
 @dataclass(slots=True)
@@ -39,23 +37,15 @@ class Coming:
 
     def queued(self, headers: Mapping[str, str]) -> str | None:
         """INBOX stored a request for this instance; returns why it was dropped, or None."""
-        try:
-            key = headers[Header.REQUEST]
-            prompt_tokens = int(headers[Header.PROMPT_TOKENS])
-            max_tokens = int(headers[Header.MAX_TOKENS])
-            p10, p50, p90 = (float(part) for part in headers[Header.ESTIMATE].split(","))
-        except (KeyError, ValueError):
-            return "undecodable"
-        if not (0 <= prompt_tokens <= PROMPT_TOKENS_MAX and 0 <= max_tokens <= MAX_TOKENS_LIMIT):
-            return "undecodable"
-        if not all(isfinite(quantile) and quantile >= 0 for quantile in (p10, p50, p90)):
+        queued = read_queued(headers)
+        if queued is None:
             return "undecodable"
         if not self._room(self._queued):
             return "too_many"
         self.version += 1
-        self._probed.pop(key, None)
-        self._queued[key] = _Expected(
-            _waiting(key, prompt_tokens, max_tokens, (p10, p50, p90)),
+        self._probed.pop(queued.key, None)
+        self._queued[queued.key] = _Expected(
+            _waiting(queued),
             self.clock() + QUEUED_EXPIRES_S,
         )
         return None
@@ -64,16 +54,9 @@ class Coming:
         """A probe was answered: its request may be on its way in a moment."""
         if not self._room(self._probed):
             return  # more than any bus brings in that time
-        estimate = probe.estimate
         self.version += 1
         self._probed[probe.key] = _Expected(
-            _waiting(
-                probe.key,
-                probe.prompt_tokens,
-                probe.max_tokens or 0,
-                (estimate.p10, estimate.p50, estimate.p90),
-            ),
-            self.clock() + PROBED_EXPIRES_S,
+            _waiting(queued_of(probe)), self.clock() + PROBED_EXPIRES_S
         )
 
     def arrived(self, keys: Iterable[str]) -> None:
@@ -106,18 +89,15 @@ class Coming:
                 self.version += 1
 
 
-def _waiting(
-    key: str, prompt_tokens: int, max_tokens: int, quantiles: tuple[float, float, float]
-) -> RequestState:
-    p10, p50, p90 = quantiles
+def _waiting(queued: Queued) -> RequestState:
     return RequestState(
-        key=key,
+        key=queued.key,
         phase="waiting",
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=queued.prompt_tokens,
         computed_tokens=0,
         generated_tokens=0,
-        max_tokens=max_tokens or 2**31,
-        p10=p10,
-        p50=p50,
-        p90=p90,
+        max_tokens=queued.max_tokens or 2**31,
+        p10=queued.p10,
+        p50=queued.p50,
+        p90=queued.p90,
     )

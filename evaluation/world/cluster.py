@@ -97,22 +97,22 @@ class Cluster:
             self._sidecars[instance].queued(job)
         for number, other in enumerate(self.dispatchers):
             if number != dispatcher:
-                other.arrived(instance)
+                other.arrived(instance, job)
         self.instances[instance].arrive(job)
 
     def _ended(self, job: Job) -> None:
         self._finished += 1
         self._progress(self._finished)
-        self.agenda.after(self.settings.delays.hop_ms, partial(self._departed, job.instance))
+        self.agenda.after(self.settings.delays.hop_ms, partial(self._departed, job.instance, job))
 
-    def _moved(self, source: int, destination: int) -> None:
-        self.agenda.after(self.settings.delays.hop_ms, partial(self._departed, source))
+    def _moved(self, job: Job, source: int, destination: int) -> None:
+        self.agenda.after(self.settings.delays.hop_ms, partial(self._departed, source, job))
         for dispatcher in self.dispatchers:
-            dispatcher.arrived(destination)
+            dispatcher.arrived(destination, job)
 
-    def _departed(self, instance: int) -> None:
+    def _departed(self, instance: int, job: Job) -> None:
         for dispatcher in self.dispatchers:
-            dispatcher.departed(instance)
+            dispatcher.departed(instance, job)
 
 
 def simulate(

@@ -17,6 +17,7 @@ from evaluation.world.settings import ClusterSettings
 from evaluation.world.sidecar import Sidecar
 from pipeline.messages import Prediction
 from pipeline.policies import Target, make_policy
+from pipeline.queued import queued_of
 
 Deliver = Callable[[Job, int], None]
 Decided = Callable[[Job, Sequence[Target], Mapping[str, Prediction]], None]
@@ -25,8 +26,15 @@ Decided = Callable[[Job, Sequence[Target], Mapping[str, Prediction]], None]
 class Targets(Sequence[Target]):
     """All instances as targets, each made when it is looked at: there may be a thousand."""
 
-    def __init__(self, names: Sequence[str], in_flight: Sequence[int]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        in_flight: Sequence[int],
+        committed_tokens: Sequence[float],
+        capacity_tokens: Sequence[int],
+    ) -> None:
         self._names, self._in_flight = names, in_flight
+        self._committed, self._capacity = committed_tokens, capacity_tokens
 
     def __len__(self) -> int:
         return len(self._names)
@@ -38,7 +46,12 @@ class Targets(Sequence[Target]):
     def __getitem__(self, place: int | slice) -> Target | Sequence[Target]:
         if isinstance(place, slice):
             return [self[number] for number in range(*place.indices(len(self)))]
-        return Target(self._names[place], "b", self._in_flight[place])
+        return Target(
+            self._names[place],
+            "b",
+            self._in_flight[place],
+            self._committed[place] / self._capacity[place],
+        )
 
 
 class SimulatedDispatcher:
@@ -59,7 +72,14 @@ class SimulatedDispatcher:
         self.policy = make_policy(cluster.policy, self._rng, clock=agenda.seconds)
         self._numbers = {f"i{n}": n for n in range(len(cluster.instances))}
         self._in_flight = [0] * len(self._numbers)
-        self._targets = Targets(list(self._numbers), self._in_flight)
+        self._committed_tokens = [0.0] * len(self._numbers)
+        limits = [instance.limits for instance in cluster.instances]
+        self._targets = Targets(
+            list(self._numbers),
+            self._in_flight,
+            self._committed_tokens,
+            [each.kv_blocks * each.block_size for each in limits],
+        )
         self.sidecars: Sequence[Sidecar] = ()
         """One an instance, where the policy asks."""
         self.decided: Decided | None = None
@@ -110,7 +130,7 @@ class SimulatedDispatcher:
         if self.policy.needs == "prediction":
             job.prediction = predictions[best]
         number = self._numbers[best]
-        self._in_flight[number] += 1
+        self.arrived(number, job)
         if self.decided is not None:
             self.decided(job, shortlist, predictions)
         self._deliver(job, number)
@@ -121,10 +141,12 @@ class SimulatedDispatcher:
         factor = min(5.0, max(0.1, 1 + self._rng.gauss(0, self._latency_noise)))
         return replace(prediction, cost=prediction.cost * factor)
 
-    def arrived(self, number: int) -> None:
-        """Another dispatcher's request was stored in the instance's inbox."""
+    def arrived(self, number: int, job: Job) -> None:
+        """The request was stored in the instance's inbox, by this dispatcher or another."""
         self._in_flight[number] += 1
+        self._committed_tokens[number] += queued_of(job.probe).committed_tokens
 
-    def departed(self, number: int) -> None:
-        """A request of the instance has its result."""
+    def departed(self, number: int, job: Job) -> None:
+        """The instance no longer has the request: it ended, or moved."""
         self._in_flight[number] -= 1
+        self._committed_tokens[number] -= queued_of(job.probe).committed_tokens

@@ -15,8 +15,8 @@ from evaluation.world.job import Job
 from evaluation.world.settings import MigrationSettings
 from predictor.scheduler import Sequence as Running
 
-Moved = Callable[[int, int], None]
-"""Told of every move: from which instance to which."""
+Moved = Callable[[Job, int, int], None]
+"""Told of every move: of what, from which instance to which."""
 
 
 class Migration:
@@ -61,7 +61,7 @@ class Migration:
     def _send(
         self, poor: SimulatedInstance, rich: SimulatedInstance, job: Job, sequence: Running
     ) -> None:
-        self._moved(poor.number, rich.number)
+        self._moved(job, poor.number, rich.number)
         self._agenda.after(
             self._settings.transfer_ms(sequence.computed),
             lambda: rich.move_in(job, sequence, self._settings.stall_ms),

@@ -26,6 +26,9 @@ class Target:
     boot: str
     in_flight: int
     """Requests it has yet to finish, as this dispatcher counts them."""
+    committed: float = 0.0
+    """Share of its KV cache that these will have filled when each is at its end: prompts and
+    expected answers. Above 1 they cannot all be there at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,11 @@ class Policy(Protocol):
 def some_of(targets: Sequence[Target], most: int | None, rng: random.Random) -> Sequence[Target]:
     """`most` different ones, uniformly; all of them where it is None."""
     return targets if most is None else rng.sample(targets, min(most, len(targets)))
+
+
+def by_committed(targets: Sequence[Target], rng: random.Random) -> list[Target]:
+    """Least committed first, ties at random."""
+    return sorted(targets, key=lambda target: (target.committed, rng.random()))
 
 
 def by_in_flight(targets: Sequence[Target], rng: random.Random) -> list[Target]:

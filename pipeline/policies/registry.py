@@ -10,6 +10,7 @@ from pipeline.policies.base import Policy
 from pipeline.policies.by_load import ByLoad, Formula
 from pipeline.policies.fan_out import FanOut
 from pipeline.policies.infaas import infaas
+from pipeline.policies.least_committed import LeastCommitted
 from pipeline.policies.least_outstanding import LeastOutstanding
 from pipeline.policies.least_tokens import least_tokens
 from pipeline.policies.llumnix import llumnix, llumnix_original
@@ -19,6 +20,7 @@ from pipeline.policies.polled import Polled
 from pipeline.policies.power_of_two import PowerOfTwo
 from pipeline.policies.random_choice import RandomChoice
 from pipeline.policies.round_robin import RoundRobin
+from pipeline.policies.sifted import Sifted
 
 DEFAULT_POLICY = "power_of_two"
 CHOICES_MAX = 1_000
@@ -97,6 +99,11 @@ POLICIES: dict[str, Offer] = _offers(
         "K (2) at random, the lowest predicted cost",
         lambda given: PowerOfTwo(given.rng, choices=given.choices() or 2),
     ),
+    Offer(
+        "sifted[:K]",
+        "of 2K at random the K (2) least committed, of these the lowest predicted cost",
+        lambda given: Sifted(given.rng, choices=given.choices() or 2),
+    ),
     Offer("fan_out", "all, the lowest predicted cost", lambda given: FanOut(given.bare())),
     Offer("random", "any one", lambda given: RandomChoice(given.bare())),
     Offer("round_robin", "one after the other", lambda given: RoundRobin(given.bare())),
@@ -109,6 +116,11 @@ POLICIES: dict[str, Offer] = _offers(
         "least_outstanding[:K]",
         "fewest in flight, of all or of K at random",
         lambda given: LeastOutstanding(given.rng, of=given.choices()),
+    ),
+    Offer(
+        "least_committed[:K]",
+        "least of the KV cache promised to what is in flight, of all or of K at random",
+        lambda given: LeastCommitted(given.rng, of=given.choices()),
     ),
     Offer(
         "least_tokens[:K]",

@@ -111,8 +111,8 @@ def test_a_model_whose_instances_just_died_is_still_known(fleet: Fleet, clock: C
 def test_counts_follow_dispatches_ends_and_heartbeats(fleet: Fleet, clock: Clock) -> None:
     fleet.heard(instance(running=3, waiting=1, inbox_pending=2))
     assert fleet.targets("default")[0].in_flight == 6
-    fleet.arrived("a", "c.1")
-    fleet.arrived("a", "c.1")  # our own count and the server's echo
+    fleet.arrived("a", "c.1", 400.0)
+    fleet.arrived("a", "c.1", 400.0)  # our own count and the server's echo
     fleet.departed("a", "c.0")
     assert fleet.targets("default")[0].in_flight == 6
     clock.now += 0.5
@@ -122,7 +122,7 @@ def test_counts_follow_dispatches_ends_and_heartbeats(fleet: Fleet, clock: Clock
 
 def test_a_dispatch_just_before_the_heartbeat_is_not_forgotten(fleet: Fleet, clock: Clock) -> None:
     fleet.heard(instance())
-    fleet.arrived("a", "c.1")
+    fleet.arrived("a", "c.1", 400.0)
     clock.now += 0.01
     fleet.heard(instance())
     assert fleet.targets("default")[0].in_flight == 1
@@ -172,3 +172,19 @@ def test_the_registry_tells_of_models_and_of_the_dead_but_makes_no_targets(fleet
     assert fleet.knows_model("qwen")
     fleet.snapshot([instance("a", state="dead")])
     assert names(fleet) == []
+
+
+def test_a_target_says_how_much_of_its_cache_is_promised(fleet: Fleet, clock: Clock) -> None:
+    fleet.heard(instance())
+    limits = instance().limits
+    capacity = limits.kv_blocks * limits.block_size
+    fleet.arrived("a", "c.1", 400.0)
+    fleet.arrived("a", "c.2", 100.0)
+    assert fleet.targets("default")[0].committed == pytest.approx(500 / capacity)
+    fleet.departed("a", "c.1")
+    assert fleet.targets("default")[0].committed == pytest.approx(100 / capacity)
+    clock.now += 1.0
+    fleet.heard(instance(running=0))  # its end was missed
+    assert fleet.targets("default")[0].committed == 0
+    fleet.heard(instance(running=2))  # from before we came
+    assert fleet.targets("default")[0].committed == pytest.approx(2 * 512 / capacity)

@@ -304,3 +304,42 @@ def test_polled_herds_where_live_counts_spread() -> None:
 
     assert most_on_one("least_outstanding") == 10
     assert most_on_one("polled:5:least_outstanding") == 39
+
+
+# ------------------------------------------------------------------ by what is committed
+
+
+def committed(*shares: float) -> list[Target]:
+    return [Target(f"i{n}", "b", 9 - n, share) for n, share in enumerate(shares)]
+
+
+def test_sifted_asks_the_least_committed_of_those_drawn() -> None:
+    there = committed(0.9, 0.2, 0.5, 0.1)
+    policy = make_policy("sifted", random.Random(0))
+    assert policy.needs == "prediction"
+    drawn = Counter(tuple(sorted(names(policy.shortlist(there)))) for _ in range(200))
+    assert all(len(pair) == 2 and "i0" not in pair for pair in drawn)
+    assert drawn.most_common(1)[0][0] == ("i1", "i3")
+    choice = policy.choose(
+        there[1:3], {"i1": prediction("i1", 7), "i2": prediction("i2", 5)}, NEWCOMER
+    )
+    assert names(choice.order) == ["i2", "i1"]
+
+
+def test_sifted_reads_few_of_many() -> None:
+    there = LazyTargets()
+    assert len(make_policy("sifted:3", random.Random(0)).shortlist(there)) == 3
+    assert len(there.read) <= 6
+
+
+def test_least_committed_asks_nobody() -> None:
+    there = committed(0.9, 0.2, 0.5, 0.1)
+    policy = make_policy("least_committed", random.Random(0))
+    assert policy.needs == "nothing"
+    order = policy.choose(policy.shortlist(there), {}, NEWCOMER).order
+    assert names(order) == ["i3", "i1", "i2", "i0"]
+    assert len(make_policy("least_committed:2", random.Random(0)).shortlist(there)) == 2
+    ties = Counter(
+        names(policy.choose(committed(0.5, 0.5), {}, NEWCOMER).order)[0] for _ in range(200)
+    )
+    assert min(ties.values()) > 60

@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections.abc import Sequence
 from contextlib import aclosing
-from itertools import count
 
 import msgspec
 import pytest
@@ -136,7 +135,9 @@ def report(scheduler: Scheduler) -> EngineStats:
     )
 
 
-@pytest.mark.parametrize("policy", ["power_of_two", "power_of_two:3", "fan_out", "llumnix"])
+@pytest.mark.parametrize(
+    "policy", ["sifted", "power_of_two", "power_of_two:3", "fan_out", "llumnix"]
+)
 def test_shown_the_same_the_live_policy_chooses_the_same(policy: str) -> None:
     """The live dispatcher's fleet and policy get what a simulated dispatcher saw."""
     settings = ClusterSettings(instances=(small(),) * 4, policy=policy, seed=5)
@@ -156,7 +157,9 @@ def test_shown_the_same_the_live_policy_chooses_the_same(policy: str) -> None:
 
         def shortlist(self, targets: Sequence[Target]) -> Sequence[Target]:
             theirs = self.real.shortlist(targets)
-            assert list(live.shortlist(fleet_of(targets))) == list(theirs)
+            for mine, yours in zip(live.shortlist(fleet_of(targets)), theirs, strict=True):
+                assert (mine.instance, mine.in_flight) == (yours.instance, yours.in_flight)
+                assert mine.committed == pytest.approx(yours.committed)
             return theirs
 
         def choose(self, shortlist, predictions, probe):  # type: ignore[no-untyped-def]
@@ -174,9 +177,9 @@ def test_shown_the_same_the_live_policy_chooses_the_same(policy: str) -> None:
 
 
 def fleet_of(targets: Sequence[Target]) -> list[Target]:
-    """The targets as the live dispatcher's fleet tells them, from heartbeats."""
-    sequence = count()
+    """The targets as the live dispatcher's fleet tells them, from heartbeats and dispatches."""
     fleet = Fleet(clock=lambda: 0.0)
+    limits = small().limits
     for target in targets:
         fleet.heard(
             Instance(
@@ -185,9 +188,11 @@ def fleet_of(targets: Sequence[Target]) -> list[Target]:
                 model="m",
                 engine="simulated",
                 state="ready",
-                limits=small().limits,
-                running=target.in_flight,
-                sent_at_ms=float(next(sequence)),
+                limits=limits,
+                sent_at_ms=0.0,
             )
         )
+        tokens = target.committed * limits.kv_blocks * limits.block_size
+        for number in range(target.in_flight):
+            fleet.arrived(target.instance, f"c.{number}", tokens / target.in_flight)
     return fleet.targets("default")
