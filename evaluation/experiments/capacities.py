@@ -10,7 +10,8 @@ from evaluation.experiments.tables import Table
 
 NOTE = (
     "Requests a second at which P99 TTFT reaches the SLO: mean over seeds ± half its 95 % "
-    "interval. ≥ or ≤: that many seeds never, or always, broke the SLO on the grid of rates."
+    "interval. ≥ or ≤: that many seeds never, or always, broke the SLO on the grid of rates; "
+    "about: some never and some always did."
 )
 
 
@@ -51,7 +52,7 @@ def shown(found: Capacity) -> str:
     """A bound's interval would say nothing: it is left out."""
     if found.bound == "exact":
         return plus_minus(found.interval, 1)
-    sign = "≥" if found.bound == "at least" else "≤"
+    sign = {"at least": "≥", "at most": "≤"}.get(found.bound, "about")
     return f"{sign} {found.interval.mean:.1f} ({found.bounded} of {len(found.by_seed)})"
 
 

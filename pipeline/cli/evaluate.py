@@ -75,6 +75,7 @@ def evaluate(
     from evaluation.experiments.conduct import conduct
     from evaluation.experiments.registry import EXPERIMENTS
     from evaluation.experiments.report import Made
+    from evaluation.experiments.runs import CellsFailed
     from evaluation.experiments.scale import Scale
 
     console = Console()
@@ -88,6 +89,7 @@ def evaluate(
         raise UsageError(f"--data {data}: no such folder")
     chosen_rates = None if rates is None else parse_rates(rates)
     chosen = EXPERIMENTS.values() if experiment == ALL else [EXPERIMENTS[experiment]]
+    failures: list[str] = []
     for one in chosen:
         scale = Scale(
             quick=quick,
@@ -97,7 +99,12 @@ def evaluate(
             rates=chosen_rates,
         )
         made = Made(_command(one.name, quick, seeds, requests, rates), scale)
-        conduct(one, made, out, jobs=jobs or os.cpu_count() or 1, fresh=fresh, console=console)
+        try:
+            conduct(one, made, out, jobs=jobs or os.cpu_count() or 1, fresh=fresh, console=console)
+        except CellsFailed as error:  # the other experiments are worth having
+            failures.append(str(error))
+    if failures:
+        raise CellsFailed("; ".join(failures))
 
 
 def parse_rates(text: str) -> tuple[float, ...]:

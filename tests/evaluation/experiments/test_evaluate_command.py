@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from evaluation.experiments.base import Experiment
 from evaluation.experiments.registry import EXPERIMENTS
+from evaluation.experiments.runs import CellsFailed
 from pipeline.cli import main
 from pipeline.cli.evaluate import parse_rates
 from pipeline.errors import UsageError
@@ -61,6 +63,22 @@ def test_a_run_leaves_a_report_with_the_command_that_repeats_it(
     summary = json.loads((tmp_path / "noise" / "summary.json").read_text())
     assert summary["command"] == f"astrolabe evaluate noise {' '.join(options)}"
     assert summary["workload"] == "synthetic"
+
+
+def test_all_goes_on_after_a_failure_and_tells_it_in_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conducted: list[str] = []
+
+    def conduct(experiment: Experiment, *_: object, **__: object) -> None:
+        conducted.append(experiment.name)
+        if experiment.name == "sweep":
+            raise CellsFailed("sweep: 1 of 9 cells failed: it")
+
+    monkeypatch.setattr("evaluation.experiments.conduct.conduct", conduct)
+    assert main(["evaluate", "all", "--out", str(tmp_path)]) == 2
+    assert conducted == [*EXPERIMENTS]
+    assert capsys.readouterr().err == "astrolabe: sweep: 1 of 9 cells failed: it\n"
 
 
 def test_rates_are_numbers_with_commas() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from evaluation.experiments.calibration import fitted_overhead
+from evaluation.experiments.capacities import shown
 from evaluation.experiments.capacity_of import Crossing, capacity, crossing
 from evaluation.experiments.statistics import (
     Interval,
@@ -125,8 +126,11 @@ def test_capacity_over_seeds() -> None:
     assert exact.by_seed[0] == pytest.approx(20 + 4 * log(3.5) / log(4))
     bounded = capacity({0: {20.0: 1.0, 24.0: 4.0}, 1: {20.0: 1.0, 24.0: 2.0}}, 3.0)
     assert (bounded.bound, bounded.bounded) == ("at least", 1)
-    with pytest.raises(ValueError, match="never break"):
-        capacity({0: {20.0: 5.0}, 1: {20.0: 1.0}}, 3.0)
+    untold = capacity({0: {20.0: 5.0}, 1: {20.0: 1.0}}, 3.0)
+    assert (untold.bound, untold.bounded) == ("untold", 2)
+    shown_as = [shown(found) for found in (exact, bounded, untold)]
+    assert shown_as[0].startswith("22.") and "±" in shown_as[0]
+    assert shown_as[1:] == ["≥ 23.6 (1 of 2)", "about 20.0 (2 of 2)"]
 
 
 def test_the_overhead_is_read_off_where_the_capacity_is_the_papers() -> None:
