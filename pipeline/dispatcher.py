@@ -39,7 +39,7 @@ from pipeline.messages import (
 )
 from pipeline.metrics import DISPATCH_RETRIES, DISPATCHED, FALLBACKS, REFUSED
 from pipeline.periodic import every
-from pipeline.policies import Choice, Target, make_policy
+from pipeline.policies import DEFAULT_POLICY, Choice, Target, make_policy
 from pipeline.probing import NOBODY_ASKED, ask, probe_for, recorded
 from pipeline.queued import queued_headers, queued_of, read_queued
 from pipeline.rescue import SWEEP_EVERY_S, Rescue
@@ -60,7 +60,7 @@ LISTEN_FIRST_S = 1.1
 class DispatcherSettings:
     """What a person can choose."""
 
-    policy: str = "power_of_two"
+    policy: str = DEFAULT_POLICY
     probe_timeout_ms: float = 50.0
     """A score that comes later is worth less than the wait."""
     seed: int | None = None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import UsageError
+from pipeline.policies import DEFAULT_POLICY
 from pipeline.subjects import DEFAULT_PREFIX
 
 INSTANCES_MAX = 64  # each is two processes; more is a cluster, not a laptop
@@ -19,7 +20,7 @@ class StackSettings:
     taggers: int = 1
     dispatchers: int = 1
     engine: str = "simulated"
-    policy: str = "power_of_two"
+    policy: str = DEFAULT_POLICY
     prefix: str = DEFAULT_PREFIX
     port: int | None = None
     """None: any free one."""

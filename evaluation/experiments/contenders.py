@@ -49,6 +49,7 @@ CONTENDERS = unique(
         Contender("llumnix_original"),
         Contender("least_outstanding"),
         LEAST_OUTSTANDING_OF_TWO,
+        Contender("least_committed"),
         Contender("least_tokens"),
         Contender("lmetric"),
         PAPERS,

@@ -1,5 +1,5 @@
-"""Which score: all of the predictor's at k = 2 and 3, against two choices on the count in flight,
-Llumnix- and the paper's score with all predictors asked."""
+"""Which score: all of the predictor's, with two candidates at random and sifted, against two choices
+on the count in flight, Llumnix- and the paper's score with all predictors asked."""
 
 from evaluation.experiments.base import Experiment, Findings
 from evaluation.experiments.cells import Cell
@@ -30,7 +30,7 @@ SCORES = (
 )
 """`slo` is not here: without deadlines it orders as e2e does."""
 SCORES_QUICK = (PAPERS_SCORE, "ttft", "preemption_averse:1000", "marginal:0.5")
-CHOICES = ("power_of_two", "power_of_two:3")
+CHOICES = ("power_of_two", "sifted")
 SHOWN = (*MAIN, SLOWDOWN_MEAN)
 
 
@@ -76,5 +76,5 @@ def _findings(rows: Rows, _scale: Scale) -> Findings:
 
 
 SCORE = Experiment(
-    "score", "every score of the predictor, two and three choices", _cells, _findings
+    "score", "every score of the predictor, two candidates at random or sifted", _cells, _findings
 )

@@ -22,7 +22,7 @@ from pipeline.policies.random_choice import RandomChoice
 from pipeline.policies.round_robin import RoundRobin
 from pipeline.policies.sifted import Sifted
 
-DEFAULT_POLICY = "power_of_two"
+DEFAULT_POLICY = "sifted"
 CHOICES_MAX = 1_000
 POLLED_DEFAULT = "5:least_outstanding:2"
 POLL_MIN_S, POLL_MAX_S = 0.001, 3600.0
@@ -101,7 +101,7 @@ POLICIES: dict[str, Offer] = _offers(
     ),
     Offer(
         "sifted[:K]",
-        "of 2K at random the K (2) least committed, of these the lowest predicted cost",
+        "of K + 1 at random the K (2) least committed, of these the lowest predicted cost",
         lambda given: Sifted(given.rng, choices=given.choices() or 2),
     ),
     Offer("fan_out", "all, the lowest predicted cost", lambda given: FanOut(given.bare())),

@@ -70,9 +70,9 @@ def test_command_lines() -> None:
         "--engine-arg seed=11 --engine-arg noise=0",
         "predictor-i1": f"astrolabe predictor {frame} --instance i1",
         "tagger-0": f"astrolabe tagger {frame} --budget-ms 50",
-        "dispatcher-0": f"astrolabe dispatcher {frame} --policy power_of_two --seed 10 "
+        "dispatcher-0": f"astrolabe dispatcher {frame} --policy sifted --seed 10 "
         "--probe-timeout-ms 20",
-        "dispatcher-1": f"astrolabe dispatcher {frame} --policy power_of_two --seed 11 "
+        "dispatcher-1": f"astrolabe dispatcher {frame} --policy sifted --seed 11 "
         "--probe-timeout-ms 20",
     }
 
