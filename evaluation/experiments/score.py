@@ -1,5 +1,5 @@
-"""Which score: all of the predictor's at k = 2 and 3, against two choices on the count in flight,
-Llumnix- and the paper's score with all predictors asked."""
+"""Which score: all of the predictor's, with two and three choices and two sifted ones, against two
+choices on the count in flight, Llumnix- and the paper's score with all predictors asked."""
 
 from math import isfinite
 
@@ -41,7 +41,7 @@ SCORES = (
 )
 """`slo` is not here: without deadlines it orders as e2e does."""
 SCORES_QUICK = (PAPERS_SCORE, "ttft", "preemption_averse:1000", "marginal:0.5")
-CHOICES = ("power_of_two", "power_of_two:3")
+CHOICES = ("power_of_two", "power_of_two:3", "sifted")
 SHOWN = (*MAIN, SLOWDOWN_MEAN)
 
 
@@ -119,5 +119,5 @@ def _never_worse(rows: Rows) -> Table:
 
 
 SCORE = Experiment(
-    "score", "every score of the predictor, two and three choices", _cells, _findings
+    "score", "every score of the predictor, two, three and sifted choices", _cells, _findings
 )
