@@ -1,7 +1,5 @@
 """Capacity tables, for every experiment that varies the rate."""
 
-from collections.abc import Sequence
-
 from evaluation.experiments.capacity_of import SLO_MS, Capacity, capacity
 from evaluation.experiments.metrics import NONE, bracketed, plus_minus
 from evaluation.experiments.rows import Rows
@@ -80,8 +78,3 @@ def _difference(found: dict[str, Capacity], name: str, against: str) -> str:
     if one.bound != "exact" or other.bound != "exact":
         return NONE
     return bracketed(paired_difference(one.by_seed, other.by_seed), 1, sign=True)
-
-
-def seeds_text(seeds: Sequence[int]) -> str:
-    """For people: how many, and which."""
-    return f"{len(seeds)} seeds ({', '.join(map(str, seeds))})"

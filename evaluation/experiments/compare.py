@@ -11,7 +11,7 @@ from evaluation.experiments.tables import Table
 
 RATE_LABEL = "requests a second"
 RATIO_NOTE = (
-    "Geometric mean of the ratio seed by seed and its 95 % interval; under 1 is lower than theirs. "
+    "Geometric mean of the ratio seed by seed and its 95 % interval; under 1 is lower. "
     "Preemptions are a difference."
 )
 
@@ -75,6 +75,31 @@ def paired_table(
         lines.append([_text(name), *(_against(mine, theirs, metric) for metric in metrics)])
     return Table(
         title, [f"{ours} against", *(metric.title for metric in metrics)], lines, RATIO_NOTE
+    )
+
+
+def against_table(
+    rows: Rows,
+    reference: Label,
+    metrics: Sequence[Metric],
+    title: str,
+    *,
+    down: str = "contender",
+) -> Table:
+    """Each of the others against `reference` in one setting, seed by seed."""
+    theirs = rows.where(**{down: reference})
+    return Table(
+        title,
+        [f"against {reference}", *(metric.title for metric in metrics)],
+        [
+            [
+                _text(name),
+                *(_against(rows.where(**{down: name}), theirs, metric) for metric in metrics),
+            ]
+            for name in rows.values(down)
+            if name != reference
+        ],
+        RATIO_NOTE,
     )
 
 

@@ -31,6 +31,7 @@ PAPERS = Contender("power_of_two", PAPERS_SCORE)
 LEAST_OUTSTANDING_OF_TWO = Contender("least_outstanding:2")
 LLUMNIX = Contender("llumnix")
 FAN_OUT = Contender("fan_out")
+SIFTED = Contender("sifted")
 OBLIVIOUS = tuple(Contender(policy) for policy in ("round_robin", "random", "min_qpm"))
 
 
@@ -39,8 +40,9 @@ def unique(contenders: Iterable[Contender]) -> tuple[Contender, ...]:
     return tuple(dict.fromkeys(contenders))
 
 
-FEW = unique((LLUMNIX, LEAST_OUTSTANDING_OF_TWO, PAPERS, OURS))
-"""Where settings are many: the paper's best baseline, the best that asks nobody, theirs, ours."""
+FEW = unique((LLUMNIX, LEAST_OUTSTANDING_OF_TWO, SIFTED, PAPERS, OURS))
+"""Where settings are many: the paper's best baseline, what routers do, two asked out of the four
+that have promised least, the paper's, ours."""
 CONTENDERS = unique(
     (
         *OBLIVIOUS,
@@ -52,9 +54,10 @@ CONTENDERS = unique(
         Contender("least_committed"),
         Contender("least_tokens"),
         Contender("lmetric"),
-        PAPERS,
-        OURS,
         FAN_OUT,
+        PAPERS,
+        SIFTED,
+        OURS,
     )
 )
 """Weakest first, so that ours are drawn over the others."""

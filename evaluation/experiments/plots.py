@@ -21,13 +21,15 @@ COLOURS = {
     "llumnix_original": "#b35806",
     "least_outstanding": "#80cdc1",
     "least_outstanding:2": "#018571",
+    "least_committed": "#5aae61",
+    "sifted": "#1b7837",
     "least_tokens": "#b8a0d4",
     "lmetric": "#7b5aa6",
     "fan_out": "#92c5de",
     PAPERS.label: "#4393c3",
     OURS.label: "#b2182b",
 }
-OTHERS = ("#1b7837", "#762a83", "#e7298a", "#666633", "#00628b", "#a6761d")
+OTHERS = ("#8c6d31", "#762a83", "#e7298a", "#666633", "#00628b", "#a6761d")
 PANEL_INCHES = (4.6, 3.2)
 TITLE_CHARACTERS = 42
 STYLE = {

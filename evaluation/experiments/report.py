@@ -8,7 +8,6 @@ from math import isfinite
 from pathlib import Path
 
 from evaluation.experiments.base import Experiment, Findings
-from evaluation.experiments.capacities import seeds_text
 from evaluation.experiments.cells import Label, Row
 from evaluation.experiments.code_version import code_version
 from evaluation.experiments.machine import machine
@@ -30,7 +29,7 @@ class Made:
     def lines(self) -> list[str]:
         return [
             f"* command: `{self.command}`",
-            f"* {seeds_text(self.scale.seeds)}, paired; {self.scale.requests:,} requests a run; "
+            f"* {_seeds_text(self.scale.seeds)}, paired; {self.scale.requests:,} requests a run; "
             f"lengths: {self.scale.workload}",
             f"* intervals: {CONFIDENCE:.0%}, Student's t over seeds",
             f"* machine: {machine()}; code {code_version()}",
@@ -84,6 +83,10 @@ def means(rows: list[Row]) -> list[dict[str, object]]:
             entry[figure] = {"mean": interval.mean, "low": interval.low, "high": interval.high}
         found.append(entry)
     return found
+
+
+def _seeds_text(seeds: tuple[int, ...]) -> str:
+    return f"{len(seeds)} seeds ({', '.join(map(str, seeds))})"
 
 
 def _labels(row: Row) -> dict[str, Label]:

@@ -1,7 +1,10 @@
 """Many cells, in several processes: progress on screen, failures named, Ctrl-C without debris."""
 
 import multiprocessing
+import multiprocessing.connection
+import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -81,7 +84,7 @@ def _run(cells: dict[str, Cell], jobs: int) -> Iterator[tuple[str, _Done]]:
     # Spawned, not forked: the parent has threads, and every platform behaves the same.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(
-        min(jobs, len(cells)), mp_context=context, initializer=_die_of_ctrl_c
+        min(jobs, len(cells)), mp_context=context, initializer=_die_with_the_parent
     )
     try:
         futures = {pool.submit(_attempt, cell): key for key, cell in cells.items()}
@@ -98,9 +101,18 @@ def _run(cells: dict[str, Cell], jobs: int) -> Iterator[tuple[str, _Done]]:
     pool.shutdown()
 
 
-def _die_of_ctrl_c() -> None:
-    """Ctrl-C reaches the whole group; only the parent has something to say about it."""
+def _die_with_the_parent() -> None:
+    """Ctrl-C reaches the whole group, and only the parent has something to say about it. Where the
+    parent alone is killed, nobody would tell its processes, and they would go on."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_die_after, args=(parent.sentinel,), daemon=True).start()
+
+
+def _die_after(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
 
 
 def _attempt(cell: Cell) -> _Done:

@@ -25,11 +25,6 @@ class Interval:
     low: float
     high: float
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether a difference is one. False without an interval."""
-        return self.low > 0 or self.high < 0
-
 
 def mean_interval(values: Sequence[float]) -> Interval:
     """Student's t. Raises ValueError for no values."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from evaluation.experiments.compare import metric_table, paired_table
+from evaluation.experiments.compare import against_table, metric_table, paired_table
 from evaluation.experiments.conduct import conduct
 from evaluation.experiments.contenders import CONTENDERS, FEW, OURS
 from evaluation.experiments.metrics import MAIN, TTFT_MEAN
@@ -110,11 +110,9 @@ def test_tables_show_means_and_pairs() -> None:
     assert shown.headings == ["contender", "rate 20"]
     assert shown.rows == [["ours", "1.50 ± 6.35"], ["theirs", "3.00 ± 12.71"]]
     (against,) = paired_table(rows, "ours", MAIN, "t").rows
-    assert against == [
-        "theirs",
-        *["0.500 [0.500, 0.500]"] * 3,
-        "+0 [+0, +0]",
-    ]
+    assert against == ["theirs", *["0.500 [0.500, 0.500]"] * 3, "+0 [+0, +0]"]
+    (other,) = against_table(rows, "ours", MAIN, "t").rows
+    assert other == ["theirs", *["2.000 [2.000, 2.000]"] * 3, "+0 [+0, +0]"]
 
 
 def test_a_table_in_markdown_and_its_errors() -> None:

@@ -124,8 +124,9 @@ if __name__ == "__main__":
 """
 
 
-def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
-    """Sent to the parent alone: it has to end its children itself."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_its_parent(tmp_path: Path, number: signal.Signals) -> None:
+    """The signal is sent to the parent alone."""
     script = tmp_path / "interrupted.py"
     script.write_text(INTERRUPTED)
     root = Path(__file__).parents[3]
@@ -141,7 +142,7 @@ def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert "8 cells" in process.stdout.readline()
         wait_for_children(process.pid, at_least=2)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.wait(timeout=30) != 0
         wait_for_children(process.pid, at_least=0)
     finally:
