@@ -31,7 +31,7 @@ PAPERS = Contender("power_of_two", PAPERS_SCORE)
 LEAST_OUTSTANDING_OF_TWO = Contender("least_outstanding:2")
 LLUMNIX = Contender("llumnix")
 FAN_OUT = Contender("fan_out")
-SIFTED = Contender("sifted")
+LEAST_COMMITTED = Contender("least_committed")
 OBLIVIOUS = tuple(Contender(policy) for policy in ("round_robin", "random", "min_qpm"))
 
 
@@ -40,9 +40,9 @@ def unique(contenders: Iterable[Contender]) -> tuple[Contender, ...]:
     return tuple(dict.fromkeys(contenders))
 
 
-FEW = unique((LLUMNIX, LEAST_OUTSTANDING_OF_TWO, SIFTED, PAPERS, OURS))
-"""Where settings are many: the paper's best baseline, what routers do, two asked out of the four
-that have promised least, the paper's, ours."""
+FEW = unique((LLUMNIX, LEAST_OUTSTANDING_OF_TWO, LEAST_COMMITTED, PAPERS, OURS))
+"""Where settings are many: the paper's best baseline, what routers do, the best that asks nobody,
+the paper's, ours."""
 CONTENDERS = unique(
     (
         *OBLIVIOUS,
@@ -51,12 +51,11 @@ CONTENDERS = unique(
         Contender("llumnix_original"),
         Contender("least_outstanding"),
         LEAST_OUTSTANDING_OF_TWO,
-        Contender("least_committed"),
+        LEAST_COMMITTED,
         Contender("least_tokens"),
         Contender("lmetric"),
         FAN_OUT,
         PAPERS,
-        SIFTED,
         OURS,
     )
 )
