@@ -30,6 +30,7 @@ class Coming:
     """The two layers. Owned by one event loop."""
 
     clock: Callable[[], float]
+    probed_expires_s: float = PROBED_EXPIRES_S
     version: int = 0
     """Grows with every change."""
     _queued: dict[str, _Expected] = field(default_factory=dict)
@@ -56,7 +57,7 @@ class Coming:
             return  # more than any bus brings in that time
         self.version += 1
         self._probed[probe.key] = _Expected(
-            _waiting(queued_of(probe)), self.clock() + PROBED_EXPIRES_S
+            _waiting(queued_of(probe)), self.clock() + self.probed_expires_s
         )
 
     def arrived(self, keys: Iterable[str]) -> None:

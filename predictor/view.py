@@ -23,7 +23,7 @@ from pipeline.messages import (
     StepTime,
 )
 from predictor.ageing import advanced
-from predictor.coming import Coming
+from predictor.coming import PROBED_EXPIRES_S, Coming
 from predictor.fit import OnlineFit
 from predictor.step_time import StepLoad
 
@@ -63,6 +63,8 @@ class InstanceView:
     clock: Callable[[], float] = time.monotonic
     start_fit: Callable[[StateUpdate], OnlineFit] = field(default=lambda u: fresh_fit(u))
     """Where learning begins: at the profile, or at what was stored."""
+    probed_expires_s: float = PROBED_EXPIRES_S
+    """For how long a request that was asked about counts as on its way."""
     _update: StateUpdate | None = None
     _version: int = 0
     _fit: OnlineFit | None = None
@@ -81,7 +83,7 @@ class InstanceView:
     )
 
     def __post_init__(self) -> None:
-        self._coming = Coming(lambda: self.clock())
+        self._coming = Coming(lambda: self.clock(), self.probed_expires_s)
 
     def state(self, data: bytes) -> str | None:
         """A published ledger; returns why it was dropped, or None."""

@@ -16,6 +16,7 @@ from evaluation.experiments.overhead import OVERHEAD
 from evaluation.experiments.score import SCORE
 from evaluation.experiments.stale import STALE
 from evaluation.experiments.sweep import SWEEP
+from evaluation.experiments.tentative import TENTATIVE
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -34,6 +35,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         HETERO,
         STALE,
         DISPATCHERS,
+        TENTATIVE,
         ACCURACY,
         MIGRATION,
         SCORE,

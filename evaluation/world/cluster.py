@@ -38,10 +38,7 @@ class Cluster:
         ]
         self._sidecars: list[Sidecar] = []
         if self.dispatchers[0].asks:
-            hop_ms = settings.delays.hop_ms
-            self._sidecars += [
-                Sidecar(instance, settings.score, agenda, hop_ms) for instance in self.instances
-            ]
+            self._sidecars += [Sidecar(instance, settings, agenda) for instance in self.instances]
             for dispatcher in self.dispatchers:
                 dispatcher.sidecars = self._sidecars
         self._cloning: Cloning | None = None

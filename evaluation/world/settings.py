@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from pipeline.errors import UsageError
 from pipeline.messages import EngineLimits, StepTime
 from pipeline.policies import DEFAULT_POLICY
+from predictor.coming import PROBED_EXPIRES_S
 from predictor.scores import DEFAULT_SCORE
 from predictor.step_time import DEFAULT_PROFILE, LIMITS, PROFILES, scaled
 
@@ -103,6 +104,8 @@ class ClusterSettings:
     """Least time between two states of an instance; the worker's."""
     state_refresh_ms: float = 200.0
     """Longest time between two while something is in hand; the worker's."""
+    tentative_ms: float = 1000 * PROBED_EXPIRES_S
+    """For how long a predictor counts a request that it was asked about as on its way to it."""
     latency_noise: float = 0.0
     """Every predicted cost is multiplied by 1 + N(0, this), within 0.1 and 5: the paper's."""
     migration: MigrationSettings | None = None
@@ -119,5 +122,7 @@ class ClusterSettings:
             raise UsageError(f"dispatchers {self.dispatchers}: at least one")
         if not 0 <= self.latency_noise <= 10:
             raise UsageError(f"latency_noise {self.latency_noise}: must be from 0 to 10")
+        if self.tentative_ms < 0:
+            raise UsageError(f"tentative_ms {self.tentative_ms}: must not be negative")
         if self.clone_every < 0:
             raise UsageError(f"clone_every {self.clone_every}: 0, or a number of decisions")

@@ -3,6 +3,7 @@
 from evaluation.world.agenda import Agenda
 from evaluation.world.instance import SimulatedInstance
 from evaluation.world.job import Job
+from evaluation.world.settings import ClusterSettings
 from pipeline.messages import Prediction, Probe, StateUpdate
 from pipeline.subjects import Header
 from predictor.service import Oracle
@@ -16,13 +17,15 @@ class Sidecar:
     """Hears of an instance's states and of what is on its way to it; answers probes."""
 
     def __init__(
-        self, instance: SimulatedInstance, score: str, agenda: Agenda, hop_ms: float
+        self, instance: SimulatedInstance, cluster: ClusterSettings, agenda: Agenda
     ) -> None:
         self._instance = instance
         self._agenda = agenda
-        self._hop_ms = hop_ms
-        self._view = InstanceView(instance.name, agenda.seconds)
-        self._oracle = Oracle(score)
+        self._hop_ms = cluster.delays.hop_ms
+        self._view = InstanceView(
+            instance.name, agenda.seconds, probed_expires_s=cluster.tentative_ms / 1000
+        )
+        self._oracle = Oracle(cluster.score)
         self._heard_at_s = 0.0
         instance.publish = self._on_publish
         self._hear(instance.state())
