@@ -39,3 +39,5 @@ class Experiment:
     findings: Callable[[Rows, Scale], Findings]
     requests: int = REQUESTS
     """Of one run, unless somebody says otherwise."""
+    takes_policies: bool = False
+    """Whether `--policies` says who is compared."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from evaluation.experiments.base import Experiment, Findings
 from evaluation.experiments.cells import Cell
 from evaluation.experiments.compare import line_panel, metric_table, paired_table
-from evaluation.experiments.contenders import OURS
+from evaluation.experiments.contenders import FEW, OURS
 from evaluation.experiments.metrics import E2E_MEAN, MAIN, TTFT_MEAN, TTFT_P99
 from evaluation.experiments.rows import Rows
 from evaluation.experiments.scale import Scale
@@ -23,7 +23,7 @@ def _cells(scale: Scale) -> list[Cell]:
         for alpha in BURSTINESS
         for cell in cells(
             scale,
-            scale.few,
+            scale.compared(FEW),
             rates,
             workload=replace(workload_of(scale), burstiness=alpha),
             labels={"arrivals": f"gamma, shape {alpha:g}", "alpha": alpha},
@@ -33,7 +33,7 @@ def _cells(scale: Scale) -> list[Cell]:
         for name, rate in TRACES.items():
             found += cells(
                 scale,
-                scale.few,
+                scale.compared(FEW),
                 [rate],
                 workload=replace(workload_of(scale), name=name),
                 labels={"arrivals": name, "alpha": 0.0},
@@ -74,4 +74,10 @@ def _findings(rows: Rows, scale: Scale) -> Findings:
     )
 
 
-BURST = Experiment("burst", "bursty arrivals: gamma gaps, and recorded traces", _cells, _findings)
+BURST = Experiment(
+    "burst",
+    "bursty arrivals: gamma gaps, and recorded traces",
+    _cells,
+    _findings,
+    takes_policies=True,
+)

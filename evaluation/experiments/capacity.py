@@ -47,4 +47,5 @@ CAPACITY = Experiment(
     sweep_cells,
     _findings,
     PAPERS_REQUESTS,
+    takes_policies=True,
 )

@@ -7,8 +7,8 @@ order of appearance.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.policies import DEFAULT_POLICY
-from predictor.scores import DEFAULT_SCORE
+from pipeline.policies import DEFAULT_POLICY, check_policy
+from predictor.scores import DEFAULT_SCORE, check_score
 
 PAPERS_SCORE = "e2e"
 
@@ -33,6 +33,19 @@ LLUMNIX = Contender("llumnix")
 FAN_OUT = Contender("fan_out")
 LEAST_COMMITTED = Contender("least_committed")
 OBLIVIOUS = tuple(Contender(policy) for policy in ("round_robin", "random", "min_qpm"))
+
+
+def parse_contenders(text: str) -> tuple[Contender, ...]:
+    """Of `llumnix,power_of_two/e2e`: policies, each with a score where it is not the default; ours
+    is always among them. Raises UsageError."""
+    chosen = []
+    for name in text.split(","):
+        policy, slash, score = name.partition("/")
+        check_policy(policy)
+        if slash:
+            check_score(score)
+        chosen.append(Contender(policy, score if slash else DEFAULT_SCORE))
+    return unique((*chosen, OURS))
 
 
 def unique(contenders: Iterable[Contender]) -> tuple[Contender, ...]:

@@ -5,24 +5,24 @@ from dataclasses import replace
 from evaluation.experiments.base import Experiment, Findings
 from evaluation.experiments.cells import Cell
 from evaluation.experiments.compare import line_panel, metric_table, paired_table
-from evaluation.experiments.contenders import Contender, unique
+from evaluation.experiments.contenders import FEW, Contender, unique
 from evaluation.experiments.metrics import E2E_MEAN, MAIN, TTFT_P99
 from evaluation.experiments.rows import Rows
 from evaluation.experiments.scale import Scale
 from evaluation.experiments.testbed import KNEE, TESTBED, cells
 
 NUMBERS = (1, 2, 4)
+COMPARED = unique((Contender("round_robin"), Contender("least_outstanding"), *FEW))
 
 
 def _cells(scale: Scale) -> list[Cell]:
-    contenders = unique((Contender("round_robin"), Contender("least_outstanding"), *scale.few))
     rates = scale.rates_of(quick=KNEE[1:2], full=KNEE[:2])
     return [
         cell
         for number in NUMBERS
         for cell in cells(
             scale,
-            contenders,
+            scale.compared(COMPARED),
             rates,
             cluster=replace(TESTBED, dispatchers=number),
             labels={"dispatchers": float(number)},
@@ -53,4 +53,6 @@ def _findings(rows: Rows, _scale: Scale) -> Findings:
     )
 
 
-DISPATCHERS = Experiment("dispatchers", "1, 2 and 4 dispatchers", _cells, _findings)
+DISPATCHERS = Experiment(
+    "dispatchers", "1, 2 and 4 dispatchers", _cells, _findings, takes_policies=True
+)

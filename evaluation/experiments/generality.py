@@ -8,7 +8,7 @@ from evaluation.experiments.base import Experiment, Findings
 from evaluation.experiments.capacities import as_figures, capacity_table
 from evaluation.experiments.cells import Cell
 from evaluation.experiments.compare import line_panel, metric_table, paired_table
-from evaluation.experiments.contenders import OURS
+from evaluation.experiments.contenders import FEW, OURS
 from evaluation.experiments.metrics import E2E_MEAN, MAIN, TTFT_P99
 from evaluation.experiments.rows import Rows
 from evaluation.experiments.scale import Scale
@@ -26,7 +26,7 @@ def _cells(one: InstanceSettings, rates: Sequence[float]) -> Callable[[Scale], l
         chosen = scale.rates_of(quick=quick, full=rates)
         true_lengths = replace(workload_of(scale), estimates="oracle")
         return [
-            *cells(scale, scale.few, chosen, cluster=cluster),
+            *cells(scale, scale.compared(FEW), chosen, cluster=cluster),
             *cells(
                 scale,
                 [OURS],
@@ -59,7 +59,7 @@ def _findings(rows: Rows, _scale: Scale) -> Findings:
 
 
 def _experiment(name: str, line: str, one: InstanceSettings, rates: Sequence[float]) -> Experiment:
-    return Experiment(name, line, _cells(one, rates), _findings)
+    return Experiment(name, line, _cells(one, rates), _findings, takes_policies=True)
 
 
 BATCH = _experiment(

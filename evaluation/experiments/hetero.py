@@ -5,7 +5,7 @@ from dataclasses import replace
 from evaluation.experiments.base import Experiment, Findings
 from evaluation.experiments.cells import Cell
 from evaluation.experiments.compare import paired_table, several_table
-from evaluation.experiments.contenders import FAN_OUT, OURS, Contender, unique
+from evaluation.experiments.contenders import FAN_OUT, FEW, OURS, Contender, unique
 from evaluation.experiments.metrics import E2E_MEAN, E2E_P99, MAIN, TTFT_MEAN, TTFT_P99
 from evaluation.experiments.plots import BarPanel
 from evaluation.experiments.rows import Rows
@@ -24,6 +24,7 @@ POOLS: dict[str, tuple[tuple[InstanceSettings, ...], tuple[float, ...]]] = {
     "one of 12 three times slower": (ONE_SLOW, (22.0, 26.0)),
 }
 """With rates that load each as the testbed is loaded below and at its knee."""
+COMPARED = unique((Contender("round_robin"), Contender("least_outstanding"), *FEW, FAN_OUT))
 SHOWN = (*MAIN, E2E_P99)
 
 
@@ -33,7 +34,7 @@ def _cells(scale: Scale) -> list[Cell]:
         for pool, (instances, rates) in POOLS.items()
         for cell in cells(
             scale,
-            unique((Contender("round_robin"), Contender("least_outstanding"), *scale.few, FAN_OUT)),
+            scale.compared(COMPARED),
             scale.rates_of(quick=rates[:1], full=rates),
             cluster=replace(TESTBED, instances=instances),
             labels={"pool": pool},
@@ -78,4 +79,10 @@ def _tail(rows: Rows) -> str:
     return f"Lowest mean of P99 TTFT: {'; '.join(found)}."
 
 
-HETERO = Experiment("hetero", "mixed GPUs, and one instance slower than it says", _cells, _findings)
+HETERO = Experiment(
+    "hetero",
+    "mixed GPUs, and one instance slower than it says",
+    _cells,
+    _findings,
+    takes_policies=True,
+)

@@ -3,6 +3,7 @@
 from evaluation.experiments.base import PAPERS_REQUESTS, Experiment, Findings
 from evaluation.experiments.cells import Cell
 from evaluation.experiments.compare import line_panel, metric_table
+from evaluation.experiments.contenders import CONTENDERS
 from evaluation.experiments.metrics import DECISION_CPU, PROBES
 from evaluation.experiments.rows import Rows
 from evaluation.experiments.scale import Scale
@@ -14,7 +15,7 @@ RATES_QUICK = (24.0, SATURATED)
 
 def _cells(scale: Scale) -> list[Cell]:
     """Runs of the sweep's, where it has been made."""
-    return cells(scale, scale.contenders, scale.rates_of(quick=RATES_QUICK, full=RATES))
+    return cells(scale, scale.compared(CONTENDERS), scale.rates_of(quick=RATES_QUICK, full=RATES))
 
 
 def _findings(rows: Rows, _scale: Scale) -> Findings:
@@ -31,5 +32,10 @@ def _findings(rows: Rows, _scale: Scale) -> Findings:
 
 
 OVERHEAD = Experiment(
-    "overhead", "CPU time and probes a decision", _cells, _findings, PAPERS_REQUESTS
+    "overhead",
+    "CPU time and probes a decision",
+    _cells,
+    _findings,
+    PAPERS_REQUESTS,
+    takes_policies=True,
 )

@@ -22,7 +22,6 @@ COLOURS = {
     "least_outstanding": "#80cdc1",
     "least_outstanding:2": "#018571",
     "least_committed": "#5aae61",
-    "sifted": "#1b7837",
     "least_tokens": "#b8a0d4",
     "lmetric": "#7b5aa6",
     "fan_out": "#92c5de",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from evaluation.experiments.contenders import CONTENDERS, FEW, Contender
+from evaluation.experiments.contenders import Contender
 
 T = TypeVar("T")
 
@@ -24,8 +24,8 @@ class Scale:
     """With the data files; None where there are none."""
     rates: tuple[float, ...] | None = None
     """Instead of the experiment's own."""
-    contenders: tuple[Contender, ...] = CONTENDERS
-    few: tuple[Contender, ...] = FEW
+    contenders: tuple[Contender, ...] | None = None
+    """Instead of the experiment's own, ours among them."""
 
     @property
     def workload(self) -> str:
@@ -34,6 +34,10 @@ class Scale:
 
     def pick(self, *, quick: T, full: T) -> T:
         return quick if self.quick else full
+
+    def compared(self, usual: tuple[Contender, ...]) -> tuple[Contender, ...]:
+        """Those that were chosen, else the usual ones."""
+        return self.contenders or usual
 
     def rates_of(self, *, quick: Sequence[float], full: Sequence[float]) -> tuple[float, ...]:
         """Requests a second, lowest first."""

@@ -4,7 +4,7 @@ from evaluation.experiments.base import PAPERS_REQUESTS, Experiment, Findings
 from evaluation.experiments.capacity_of import SLO_MS
 from evaluation.experiments.cells import Cell
 from evaluation.experiments.compare import line_panel, metric_table, paired_table
-from evaluation.experiments.contenders import OURS
+from evaluation.experiments.contenders import CONTENDERS, OURS
 from evaluation.experiments.metrics import (
     E2E_MEAN,
     E2E_P99,
@@ -23,7 +23,7 @@ SHOWN = (TTFT_MEAN, TTFT_P99, E2E_MEAN, E2E_P99, PREEMPTIONS, THROUGHPUT)
 
 def sweep_cells(scale: Scale) -> list[Cell]:
     """All contenders at all rates; `capacity` reads the same runs."""
-    return cells(scale, scale.contenders, scale.rates_of(quick=RATES_QUICK, full=RATES))
+    return cells(scale, scale.compared(CONTENDERS), scale.rates_of(quick=RATES_QUICK, full=RATES))
 
 
 def _findings(rows: Rows, _scale: Scale) -> Findings:
@@ -52,4 +52,5 @@ SWEEP = Experiment(
     sweep_cells,
     _findings,
     PAPERS_REQUESTS,
+    takes_policies=True,
 )

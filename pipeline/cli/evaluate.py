@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -56,6 +57,13 @@ def evaluate(
     rates: Annotated[
         str | None, typer.Option(help="Requests a second, such as 28,30,32, instead of its own.")
     ] = None,
+    policies: Annotated[
+        str | None,
+        typer.Option(
+            help="Whom to compare, such as llumnix,power_of_two/e2e (a policy, and a score behind "
+            "a slash), instead of its own list; the default is always among them."
+        ),
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Processes. Default: one a processor.")
     ] = None,
@@ -73,6 +81,7 @@ def evaluate(
 ) -> None:
     _check_extra()
     from evaluation.experiments.conduct import conduct
+    from evaluation.experiments.contenders import parse_contenders
     from evaluation.experiments.registry import EXPERIMENTS
     from evaluation.experiments.report import Made
     from evaluation.experiments.runs import CellsFailed
@@ -89,6 +98,10 @@ def evaluate(
         raise UsageError(f"--data {data}: no such folder")
     chosen_rates = None if rates is None else parse_rates(rates)
     chosen = EXPERIMENTS.values() if experiment == ALL else [EXPERIMENTS[experiment]]
+    contenders = None if policies is None else parse_contenders(policies)
+    if policies is not None and not all(one.takes_policies for one in chosen):
+        takers = ", ".join(one.name for one in EXPERIMENTS.values() if one.takes_policies)
+        raise UsageError(f"--policies {policies}: only for {takers}")
     failures: list[str] = []
     for one in chosen:
         scale = Scale(
@@ -97,8 +110,15 @@ def evaluate(
             requests=requests or (QUICK_REQUESTS if quick else one.requests),
             folder=None if data is None else str(data),
             rates=chosen_rates,
+            contenders=contenders,
         )
-        made = Made(_command(one.name, quick, seeds, requests, rates), scale)
+        options = {
+            "--seeds": seeds,
+            "--requests": requests,
+            "--rates": rates,
+            "--policies": policies,
+        }
+        made = Made(_command(one.name, quick, options), scale)
         try:
             conduct(one, made, out, jobs=jobs or os.cpu_count() or 1, fresh=fresh, console=console)
         except CellsFailed as error:  # the other experiments are worth having
@@ -129,11 +149,8 @@ def _check_extra() -> None:
         )
 
 
-def _command(
-    name: str, quick: bool, seeds: int | None, requests: int | None, rates: str | None
-) -> str:
+def _command(name: str, quick: bool, options: Mapping[str, object]) -> str:
     """What repeats it, but for where data and results lie."""
-    options = {"--seeds": seeds, "--requests": requests, "--rates": rates}
     words = ["astrolabe", "evaluate", name, *(["--quick"] if quick else [])]
     for option, value in options.items():
         if value is not None:

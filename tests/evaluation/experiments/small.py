@@ -8,8 +8,8 @@ from evaluation.experiments.contenders import LEAST_OUTSTANDING_OF_TWO, OURS
 from evaluation.experiments.scale import Scale
 from evaluation.world.settings import ClusterSettings
 
-FEW = (LEAST_OUTSTANDING_OF_TWO, OURS)
-SCALE = Scale(quick=True, seeds=(0, 1), requests=24, contenders=FEW, few=FEW)
+CHOSEN = (LEAST_OUTSTANDING_OF_TWO, OURS)
+SCALE = Scale(quick=True, seeds=(0, 1), requests=24, contenders=CHOSEN)
 CLUSTER = ClusterSettings(instances=ClusterSettings().instances[:3], policy="least_outstanding")
 
 

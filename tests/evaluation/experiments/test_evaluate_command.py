@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from evaluation.experiments.base import Experiment
+from evaluation.experiments.contenders import OURS, Contender, parse_contenders
 from evaluation.experiments.registry import EXPERIMENTS
 from evaluation.experiments.runs import CellsFailed
 from pipeline.cli import main
@@ -22,6 +23,9 @@ WRONG = [
     (["sweep", "--rates", "fast"], "--rates fast"),
     (["sweep", "--rates", "28,-1"], "--rates 28,-1"),
     (["sweep", "--rates", "28,28"], "--rates 28,28"),
+    (["sweep", "--policies", "best"], "--policy best"),
+    (["sweep", "--policies", "power_of_two/luck"], "--score luck"),
+    (["noise", "--policies", "llumnix"], "--policies llumnix: only for capacity, sweep"),
     (["sweep", "--data", "no/such/folder"], "no/such/folder"),
 ]
 
@@ -79,6 +83,16 @@ def test_all_goes_on_after_a_failure_and_tells_it_in_the_end(
     assert main(["evaluate", "all", "--out", str(tmp_path)]) == 2
     assert conducted == [*EXPERIMENTS]
     assert capsys.readouterr().err == "astrolabe: sweep: 1 of 9 cells failed: it\n"
+
+
+def test_policies_are_parsed_with_their_scores() -> None:
+    parsed = parse_contenders("least_outstanding:2,power_of_two/preemption_averse:500")
+    assert [contender.label for contender in parsed] == [
+        "least_outstanding:2",
+        "power_of_two/preemption_averse:500",
+        OURS.label,
+    ]
+    assert parse_contenders(f"{OURS.label},random") == (OURS, Contender("random"))
 
 
 def test_rates_are_numbers_with_commas() -> None:
