@@ -9,7 +9,7 @@ from evaluation.experiments.scale import Scale
 from evaluation.world.settings import ClusterSettings
 
 CHOSEN = (LEAST_OUTSTANDING_OF_TWO, OURS)
-SCALE = Scale(quick=True, seeds=(0, 1), requests=24, contenders=CHOSEN)
+SCALE = Scale(quick=True, seeds=(0, 1), requests=24, rates=(16.0, 30.0), contenders=CHOSEN)
 CLUSTER = ClusterSettings(instances=ClusterSettings().instances[:3], policy="least_outstanding")
 
 
