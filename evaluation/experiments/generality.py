@@ -1,5 +1,5 @@
 """Other engines than the testbed's: a smaller batch, larger chunks, another model (the paper's
-table 3)."""
+table 3), and the older scheduler that the paper had."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -73,6 +73,12 @@ CHUNK = _experiment(
     "chunks of 2,048 tokens",
     instance(limits={"max_num_batched_tokens": 2048}),
     (26.0, 28.0, 30.0, 32.0, 34.0),
+)
+V0 = _experiment(
+    "v0",
+    "vLLM V0's scheduler, which the paper's artefact ran",
+    instance(limits={"rules": "vllm-v0", "watermark": 0.01}),
+    (28.0, 30.0, 31.0, 32.0, 34.0),
 )
 QWEN = _experiment(
     "qwen",

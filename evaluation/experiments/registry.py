@@ -7,7 +7,7 @@ from evaluation.experiments.calibration import CALIBRATE
 from evaluation.experiments.capacity import CAPACITY
 from evaluation.experiments.choices import CHOICES
 from evaluation.experiments.dispatchers import DISPATCHERS
-from evaluation.experiments.generality import BATCH, CHUNK, QWEN
+from evaluation.experiments.generality import BATCH, CHUNK, QWEN, V0
 from evaluation.experiments.hetero import HETERO
 from evaluation.experiments.migration import MIGRATION
 from evaluation.experiments.noise import NOISE
@@ -32,6 +32,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         BATCH,
         CHUNK,
         QWEN,
+        V0,
         HETERO,
         STALE,
         DISPATCHERS,
