@@ -13,6 +13,7 @@ from evaluation.experiments.migration import MIGRATION
 from evaluation.experiments.noise import NOISE
 from evaluation.experiments.oracle import ORACLE
 from evaluation.experiments.overhead import OVERHEAD
+from evaluation.experiments.race import RACE
 from evaluation.experiments.score import SCORE
 from evaluation.experiments.stale import STALE
 from evaluation.experiments.sweep import SWEEP
@@ -37,6 +38,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         STALE,
         DISPATCHERS,
         TENTATIVE,
+        RACE,
         ACCURACY,
         MIGRATION,
         SCORE,

@@ -31,22 +31,23 @@ def _cells(scale: Scale) -> list[Cell]:
 
 
 def _findings(rows: Rows, _scale: Scale) -> Findings:
+    highest = rows.where(rate=rows.values("rate")[-1])
     return Findings(
         tables=[
-            *(metric_table(rows, metric, across="tentative_ms") for metric in MAIN),
+            *(metric_table(highest, metric, across="tentative_ms") for metric in MAIN),
             *(
                 paired_table(
-                    rows.where(contender=name),
+                    highest.where(contender=name),
                     TENTATIVE_MS[0],
                     MAIN,
                     f"{name}: against none, seed by seed",
                     down="tentative_ms",
                 )
-                for name in rows.values("contender")
+                for name in highest.values("contender")
             ),
         ],
         panels=[
-            line_panel(rows, metric, across="tentative_ms", x_label="tentative for, ms")
+            line_panel(highest, metric, across="tentative_ms", x_label="tentative for, ms")
             for metric in (TTFT_MEAN, E2E_MEAN)
         ],
     )

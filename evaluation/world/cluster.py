@@ -90,7 +90,7 @@ class Cluster:
         )
 
     def _stored(self, dispatcher: int, job: Job, instance: int) -> None:
-        if self._sidecars:
+        if self._sidecars and self.settings.hears_dispatches:
             self._sidecars[instance].queued(job)
         for number, other in enumerate(self.dispatchers):
             if number != dispatcher:

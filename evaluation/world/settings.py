@@ -106,6 +106,9 @@ class ClusterSettings:
     """Longest time between two while something is in hand; the worker's."""
     tentative_ms: float = 1000 * PROBED_EXPIRES_S
     """For how long a predictor counts a request that it was asked about as on its way to it."""
+    hears_dispatches: bool = True
+    """Whether predictors know of requests that are on their way. Without, they see what the engine
+    reports and nothing else, as the paper's artefact does."""
     latency_noise: float = 0.0
     """Every predicted cost is multiplied by 1 + N(0, this), within 0.1 and 5: the paper's."""
     migration: MigrationSettings | None = None
