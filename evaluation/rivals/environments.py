@@ -1,0 +1,69 @@
+"""A virtual environment for each router's wheel: their dependencies are none of ours.
+
+Made where it is missing, under `.rivals/` in the folder where the command runs; some 150 MB each,
+from the package index that pip is set up for.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from evaluation.rivals.routers import Router
+from pipeline.errors import AstrolabeError
+
+FOLDER = Path(".rivals")
+INSTALL_TIMEOUT_S = 600.0
+STAMP = ".installed"
+REASON_CHARS_MAX = 300
+
+
+class NotInstalledError(AstrolabeError):
+    """The wheel cannot be had; the message says why."""
+
+
+def find(router: Router, folder: Path = FOLDER) -> Path | None:
+    """The router's environment, if it is there in the right version."""
+    environment = (folder / f"{router.wheel}-{router.version}").absolute()
+    return environment if (environment / STAMP).exists() else None
+
+
+def make(router: Router, folder: Path = FOLDER) -> Path:
+    """The router's environment, made if it is missing. Raises NotInstalledError.
+
+    Blocks for the time of the download.
+    """
+    found = find(router, folder)
+    if found is not None:
+        return found
+    environment = (folder / f"{router.wheel}-{router.version}").absolute()
+    environment.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _run(sys.executable, "-m", "venv", str(environment))
+        pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        # A wheel or nothing: building one of these from source takes a Rust toolchain.
+        _run(
+            str(environment / "bin" / "python"),
+            *pip,
+            "--only-binary",
+            router.wheel,
+            router.requirement,
+        )
+    except NotInstalledError:
+        shutil.rmtree(environment, ignore_errors=True)
+        raise
+    (environment / STAMP).touch()
+    return environment
+
+
+def _run(*command: str) -> None:
+    try:
+        done = subprocess.run(  # noqa: S603  no shell, and the command is ours
+            command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise NotInstalledError(f"not installed within {INSTALL_TIMEOUT_S:g} s") from None
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        reason = lines[-1] if lines else done.stderr
+        raise NotInstalledError(reason.strip()[-REASON_CHARS_MAX:])
