@@ -39,15 +39,13 @@ def make(router: Router, folder: Path = FOLDER) -> Path:
     environment = (folder / f"{router.wheel}-{router.version}").absolute()
     environment.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _run(sys.executable, "-m", "venv", str(environment))
-        pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        _run(sys.executable, "-m", "venv", "--without-pip", str(environment))
         # A wheel or nothing: building one of these from source takes a Rust toolchain.
+        wheel_only = ("--only-binary", router.wheel)
+        install = ("install", "--quiet", "--disable-pip-version-check", *wheel_only)
         _run(
-            str(environment / "bin" / "python"),
-            *pip,
-            "--only-binary",
-            router.wheel,
-            router.requirement,
+            *(sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python")),
+            *(*install, router.requirement),
         )
     except NotInstalledError:
         shutil.rmtree(environment, ignore_errors=True)
