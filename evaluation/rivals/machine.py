@@ -1,7 +1,9 @@
 """What the kernel counts: which processor this is, how busy it was, and who used it."""
 
 import os
+import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 _TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
@@ -15,17 +17,47 @@ def processor() -> str:
     return f"{len(names)} x {names[0]}" if names else f"{os.cpu_count()} processors"
 
 
-class IdleShare:
-    """Share of all processors' time in which they had nothing to do, from its making on."""
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What was used since a meter was made."""
 
-    def __init__(self) -> None:
-        self._idle, self._all = _ticks()
+    dispatch_cpu_ms: float
+    engine_cpu_ms: float
+    own_share: float
+    """Of all processors' time, by dispatchers, engines and this process (the clients), 0 to 1."""
+    idle_share: float
+    """Of all processors' time, by nobody, 0 to 1. The rest was used by who else was there."""
 
-    def so_far(self) -> float:
-        """From 0 to 1; 1 where no time has passed."""
+
+class Meter:
+    """Counts from its making on. The sessions that `dispatchers` and `engines` lead are counted
+    with all their processes."""
+
+    def __init__(self, dispatchers: Iterable[int], engines: Iterable[int]) -> None:
+        self._dispatchers, self._engines = list(dispatchers), list(engines)
+        self._before = self._read()
+
+    def so_far(self) -> Used:
+        dispatch_ms, engine_ms, client_ms, idle_ms, all_ms = (
+            now - before for now, before in zip(self._read(), self._before, strict=True)
+        )
+        passed_ms = max(all_ms, _TICK_MS)
+        return Used(
+            dispatch_ms,
+            engine_ms,
+            own_share=(dispatch_ms + engine_ms + client_ms) / passed_ms,
+            idle_share=idle_ms / passed_ms,
+        )
+
+    def _read(self) -> tuple[float, float, float, float, float]:
         idle, all_ = _ticks()
-        passed = all_ - self._all
-        return (idle - self._idle) / passed if passed else 1.0
+        return (
+            cpu_ms(self._dispatchers),
+            cpu_ms(self._engines),
+            time.process_time() * 1000,
+            idle * _TICK_MS,
+            all_ * _TICK_MS,
+        )
 
 
 def cpu_ms(leaders: Iterable[int]) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 
 from evaluation.rivals.drive import drive
 from evaluation.rivals.engines import Engines
-from evaluation.rivals.machine import IdleShare, cpu_ms
+from evaluation.rivals.machine import Meter, Used
 from evaluation.rivals.seen import Seen, Send
 from evaluation.rivals.targets import Enter, Target
 from evaluation.rivals.workload import (
@@ -75,8 +75,10 @@ class Measured:
     """E2E / E2E of the same request alone on an idle engine of ordinary speed."""
     shares: Mapping[str, float]
     """Of the requests, by engine."""
+    own_share: float
+    """Of the machine's time while requests were sent: dispatchers, engines, clients."""
     idle_share: float
-    """Of the whole machine, clients and engines included, while requests were sent."""
+    """Of the machine's time while requests were sent, used by nobody."""
     dispatch_cpu_ms: float
     """Per request: the router's processes, or ours but the workers."""
     engine_cpu_ms: float
@@ -109,25 +111,14 @@ async def one_after_another(send: Send, count: int) -> list[Seen]:
 
 async def _under_load(target: Target, plan: Plan, idle: Idle) -> Measured:
     sent = arrivals("load", plan.rate, plan.seconds, plan.engines.seed)
-    machine = IdleShare()
-    before = cpu_ms(target.dispatchers), cpu_ms(target.engines)
-    while_sending: list[float] = []
+    meter = Meter(target.dispatchers, target.engines)
+    while_sending: list[Used] = []
     timer = asyncio.get_running_loop().call_later(
-        sent[-1].at_s, lambda: while_sending.append(machine.so_far())
+        sent[-1].at_s, lambda: while_sending.append(meter.so_far())
     )
     seen = await drive(target.send, sent)
     timer.cancel()
-    after = cpu_ms(target.dispatchers), cpu_ms(target.engines)
-    return summarise(
-        target.name,
-        plan,
-        sent,
-        seen,
-        idle,
-        idle_share=while_sending[0] if while_sending else machine.so_far(),
-        dispatch_cpu_ms=(after[0] - before[0]) / len(sent),
-        engine_cpu_ms=(after[1] - before[1]) / len(sent),
-    )
+    return summarise(target.name, plan, sent, seen, idle, [*while_sending, meter.so_far()])
 
 
 def summarise(
@@ -136,12 +127,10 @@ def summarise(
     sent: Sequence[Arrival],
     seen: Sequence[Seen],
     idle: Idle,
-    *,
-    idle_share: float,
-    dispatch_cpu_ms: float,
-    engine_cpu_ms: float,
+    used: Sequence[Used],
 ) -> Measured:
-    """Figures of one run; `sent` and `seen` are in the same order."""
+    """Figures of one run; `sent` and `seen` are in the same order, `used` is first what was used
+    while requests were sent, last what was used in all."""
     pairs = [
         (one.e2e_ms, alone_ms(arrival, plan.engines.ordinary))
         for arrival, one in zip(sent, seen, strict=True)
@@ -163,9 +152,10 @@ def summarise(
         slowdown_mean=_mean(slowdown),
         slowdown_p99=_percentile(slowdown, 99),
         shares={engine: count / len(seen) for engine, count in sorted(answered.items())},
-        idle_share=idle_share,
-        dispatch_cpu_ms=dispatch_cpu_ms,
-        engine_cpu_ms=engine_cpu_ms,
+        own_share=used[0].own_share,
+        idle_share=used[0].idle_share,
+        dispatch_cpu_ms=used[-1].dispatch_cpu_ms / len(seen),
+        engine_cpu_ms=used[-1].engine_cpu_ms / len(seen),
         send_lag_p99=_percentile([one.send_lag_ms for one in seen], 99),
     )
 

@@ -20,6 +20,7 @@ COLUMNS: Mapping[str, tuple[Callable[[Row], float], str]] = {
     "slowdown p99": (lambda row: row.measured.slowdown_p99, ".1f"),
     "failed": (lambda row: float(sum(row.measured.failed.values())), ".0f"),
     "CPU ms": (lambda row: row.measured.dispatch_cpu_ms, ".1f"),
+    "own %": (lambda row: row.measured.own_share * 100, ".0f"),
     "idle %": (lambda row: row.measured.idle_share * 100, ".0f"),
 }
 """Title, what stands in it, how it is written."""

@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import math
+import os
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from evaluation.rivals import fault_table, tables
 from evaluation.rivals.cases import Contender, Row, contenders
 from evaluation.rivals.engines import Engines
 from evaluation.rivals.faults import FaultReport, InFlight
+from evaluation.rivals.machine import Meter, Used
 from evaluation.rivals.measure import Idle, Measured, Plan, summarise
 from evaluation.rivals.routers import ROUTERS
 from evaluation.rivals.seen import Seen
@@ -29,10 +32,10 @@ def enter(_engines: Engines, _folder: Path) -> "nullcontext[Target]":
     raise AssertionError("nothing is started here")
 
 
-def measured(seen: list[Seen], **how: float) -> Measured:
+def measured(seen: list[Seen]) -> Measured:
     sent = arrivals("load", len(seen), 1, 1)
-    figures = {"idle_share": 0.5, "dispatch_cpu_ms": 2.0, "engine_cpu_ms": 3.0} | how
-    return summarise("x", PLAN, sent, seen, IDLE, **figures)
+    used = [Used(1.0, 2.0, 0.4, 0.5), Used(6.0, 3.0, 0.2, 0.7)]
+    return summarise("x", PLAN, sent, seen, IDLE, used)
 
 
 def whole(number: int, e2e_ms: float, instance: str = "i0") -> Seen:
@@ -63,6 +66,22 @@ def test_what_failed_is_counted_and_not_averaged() -> None:
     assert figures.failed == {"cut": 1, "late": 1}
     assert (figures.e2e_mean, figures.ttft_p50) == (100.0, 50.0)
     assert figures.shares == {"i0": pytest.approx(1 / 3), "i1": pytest.approx(1 / 3)}
+
+
+def test_shares_are_of_the_sending_and_cpu_time_of_all() -> None:
+    figures = measured([whole(0, 100.0), whole(1, 100.0)])
+    assert (figures.own_share, figures.idle_share) == (0.4, 0.5)
+    assert (figures.dispatch_cpu_ms, figures.engine_cpu_ms) == (3.0, 1.5)
+
+
+def test_a_meter_counts_this_process_and_the_sessions_it_is_given() -> None:
+    meter = Meter([os.getsid(0)], [])
+    until = time.process_time() + 0.1
+    while time.process_time() < until:
+        pass
+    used = meter.so_far()
+    assert used.dispatch_cpu_ms >= 80 and used.engine_cpu_ms == 0
+    assert used.own_share > 0 and 0 <= used.idle_share <= 1
 
 
 def test_nothing_whole_is_no_number() -> None:
