@@ -6,10 +6,10 @@ The first argument says whose steps take how many times as long; everything else
 command. It stands in `StackSettings.command`, which every component of a local stack begins with.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
-from pipeline.cli import main
 from pipeline.errors import UsageError
 
 
@@ -28,4 +28,5 @@ def with_slowness(slow: str, arguments: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(with_slowness(sys.argv[1], sys.argv[2:])))
+    own = with_slowness(sys.argv[1], sys.argv[2:])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "pipeline.cli", *own])  # noqa: S606

@@ -143,7 +143,7 @@ class _Watch:
         """One event's body."""
         if data == END_MARK:
             self._marked = True
-            if self._reason is not None and self.seen.ending == "cut":
+            if self._reason is not None:
                 self.ended("whole")
             return
         event = _decode(data)
@@ -158,15 +158,16 @@ class _Watch:
 
     def stopped(self) -> None:
         """The stream is over, and nothing is wrong with the connection."""
-        if self.seen.ending == "cut":
-            mark = "with" if self._marked else "without"
-            self.ended("cut", f"the stream ended without a reason, {mark} an end mark")
+        reason = "without" if self._reason is None else "with"
+        mark = "with" if self._marked else "without"
+        self.ended("cut", f"the stream ended {reason} a reason, {mark} an end mark")
 
     def ended(self, ending: Ending, detail: str = "") -> Seen:
-        """The answer is over."""
-        self.seen = replace(
-            self.seen, ending=ending, e2e_ms=self._since_ms(), detail=detail[:DETAIL_CHARS_MAX]
-        )
+        """The answer is over. Only the first end counts: what follows it is the connection's."""
+        if self.seen.e2e_ms is None:
+            self.seen = replace(
+                self.seen, ending=ending, e2e_ms=self._since_ms(), detail=detail[:DETAIL_CHARS_MAX]
+            )
         return self.seen
 
     def _token(self, server: str | None) -> None:

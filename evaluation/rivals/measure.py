@@ -61,7 +61,6 @@ class Idle:
 class Measured:
     """One target's figures; latencies are of whole answers only, in ms."""
 
-    target: str
     requests: int
     failed: Mapping[str, int]
     """By how they ended."""
@@ -118,11 +117,10 @@ async def _under_load(target: Target, plan: Plan, idle: Idle) -> Measured:
     )
     seen = await drive(target.send, sent)
     timer.cancel()
-    return summarise(target.name, plan, sent, seen, idle, [*while_sending, meter.so_far()])
+    return summarise(plan, sent, seen, idle, [*while_sending, meter.so_far()])
 
 
 def summarise(
-    name: str,
     plan: Plan,
     sent: Sequence[Arrival],
     seen: Sequence[Seen],
@@ -141,7 +139,6 @@ def summarise(
     ttft = _ttft(seen)
     answered = Counter(one.instance for one in seen if one.instance is not None)
     return Measured(
-        target=name,
         requests=len(seen),
         failed=dict(Counter(one.ending for one in seen if one.ending != "whole")),
         idle=idle,

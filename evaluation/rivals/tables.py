@@ -83,7 +83,6 @@ def as_json(rows: Sequence[Row]) -> list[dict[str, object]]:
 
 def _flat(row: Row) -> dict[str, object]:
     measured = asdict(row.measured)
-    del measured["target"]
     return {
         "case": row.case,
         "seed": row.seed,

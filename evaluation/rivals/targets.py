@@ -36,7 +36,6 @@ WORKER_GRACE_S = 2.0
 class Target:
     """Somewhere to send requests to."""
 
-    name: str
     send: Send
     dispatchers: Sequence[int]
     """Processes that carry and place the requests."""
@@ -55,7 +54,7 @@ async def direct(engines: Engines, folder: Path) -> AsyncGenerator[Target, None]
         EngineServers.running(folder, [engines.arguments(engines.count)]) as servers,
         HttpClient.connect(servers.urls[0], engines.ordinary.model) as client,
     ):
-        yield Target("direct", client.send, [], servers.pids)
+        yield Target(client.send, [], servers.pids)
 
 
 def routed(router: Router, policy: str, environment: Path) -> Enter:
@@ -70,7 +69,7 @@ def routed(router: Router, policy: str, environment: Path) -> Enter:
             HttpClient.connect(url, engines.ordinary.model) as client,
         ):
             await reach_all(client.send, servers.names)
-            yield Target(f"{router.name} {policy}", client.send, [child.pid], servers.pids)
+            yield Target(client.send, [child.pid], servers.pids)
 
     return enter
 
@@ -105,7 +104,6 @@ def pipeline(policy: str, lengths: Literal["told", "hidden"]) -> Enter:
         ):
             pids = {name: child.pid for name, child in stack.processes.items()}
             yield Target(
-                f"astrolabe {policy}" + (", lengths hidden" if lengths == "hidden" else ""),
                 client.send,
                 [pid for name, pid in pids.items() if not name.startswith("worker-")],
                 [pid for name, pid in pids.items() if name.startswith("worker-")],

@@ -35,7 +35,7 @@ def enter(_engines: Engines, _folder: Path) -> "nullcontext[Target]":
 def measured(seen: list[Seen]) -> Measured:
     sent = arrivals("load", len(seen), 1, 1)
     used = [Used(1.0, 2.0, 0.4, 0.5), Used(6.0, 3.0, 0.2, 0.7)]
-    return summarise("x", PLAN, sent, seen, IDLE, used)
+    return summarise(PLAN, sent, seen, IDLE, used)
 
 
 def whole(number: int, e2e_ms: float, instance: str = "i0") -> Seen:
