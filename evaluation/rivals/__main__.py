@@ -10,6 +10,7 @@ writes `evaluation-results/rivals/`. docs/rivals.md says how to read them.
 
 import json
 import sys
+from collections.abc import Set
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +24,7 @@ from evaluation.rivals.cases import CASES, Comparison, Contender, Row, compare, 
 from evaluation.rivals.faults import FaultReport, break_things
 from evaluation.rivals.machine import processor
 from evaluation.rivals.routers import ROUTERS
-from pipeline.errors import AstrolabeError, UsageError
+from pipeline.errors import AstrolabeError
 from pipeline.process import configure_logs
 
 OUT = Path("evaluation-results") / "rivals"
@@ -69,12 +70,11 @@ def main(
         idle_requests=QUICK_IDLE_REQUESTS if quick else IDLE_REQUESTS,
         seeds=[seed] if quick else list(range(seed, seed + seeds)),
     )
-    installed = install(console)
-    rows = contenders(installed, only or [])
+    rows = contenders(only or [])
     if quick:
         rows = [row for row in rows if row.enter_rig is not None]
-    if not rows:
-        raise UsageError(f"--only {', '.join(only or [])}: nothing has that in its name")
+    missing = install({row.name for row in rows}, console)
+    rows = [row for row in rows if row.name not in missing]
     if part is not Part.faults:
         report_load(console, comparison, rows, out)
     if part is not Part.load:
@@ -82,20 +82,22 @@ def main(
     console.print(f"{processor()}; figures: {out}", highlight=False)
 
 
-def install(console: Console) -> dict[str, Path]:
-    """Environments of the routers that can be had, by name; the others are told with the reason."""
-    found = {}
+def install(names: Set[str], console: Console) -> set[str]:
+    """Fetch the routers of these names; those that cannot be had, each told with its reason."""
+    missing = set()
     for name, router in ROUTERS.items():
-        if environments.find(router) is None:
-            console.print(
-                f"fetching {router.requirement} into {environments.FOLDER}/ (some 150 MB)",
-                highlight=False,
-            )
+        if name not in names or environments.installed(router):
+            continue
+        console.print(
+            f"fetching {router.requirement} into {environments.FOLDER}/ (some 150 MB)",
+            highlight=False,
+        )
         try:
-            found[name] = environments.make(router)
+            environments.install(router)
         except environments.NotInstalledError as error:
             console.print(f"{name} is left out: {error}", style="yellow", highlight=False)
-    return found
+            missing.add(name)
+    return missing
 
 
 def report_load(console: Console, comparison: Comparison, rows: list[Contender], out: Path) -> None:
@@ -107,7 +109,10 @@ def report_load(console: Console, comparison: Comparison, rows: list[Contender],
         done.append(row)
         write_load(comparison, done, out)
 
-    uvloop.run(compare(comparison, rows, lambda what: console.print(what, style="dim"), on_row))
+    def tell(what: str) -> None:
+        console.print(what, style="dim", highlight=False)
+
+    uvloop.run(compare(comparison, rows, tell, on_row))
     for case in CASES:
         console.print(tables.rich_table(done, case))
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from evaluation.rivals import environments
 from evaluation.rivals.engines import SLOWER, Engines
 from evaluation.rivals.measure import Idle, Measured, Plan, measure, measure_idle
 from evaluation.rivals.rigs import EnterRig, our_rig, router_rig
 from evaluation.rivals.routers import ROUTERS
 from evaluation.rivals.targets import Enter, direct, pipeline, routed
+from pipeline.errors import UsageError
 
 LOAD = 0.85
 CASES = {"equal": 1.0, "one slower": SLOWER}
@@ -67,36 +68,44 @@ class Comparison:
         return Plan(engines, LOAD, self.seconds, self.idle_requests)
 
 
-def contenders(environments: Mapping[str, Path], only: Sequence[str]) -> list[Contender]:
-    """Routers whose environment is there, then ours; with `only`, those whose label has one of
-    these texts in it."""
+def contenders(only: Sequence[str]) -> list[Contender]:
+    """Every router with every policy, then ours; with `only`, those whose label has one of these
+    texts in it. Raises UsageError where none has."""
     rows: list[Contender] = []
-    for name, environment in environments.items():
-        router = ROUTERS[name]
+    for name, router in ROUTERS.items():
+        environment = environments.place(router)
         for number, policy in enumerate(router.policies):
             rig = None if number else router_rig(router, policy, environment)
             rows.append(Contender(name, policy, routed(router, policy, environment), rig))
     for number, (policy, enter) in enumerate(OURS.items()):
         rows.append(Contender("astrolabe", policy, enter, None if number else our_rig))
-    return [row for row in rows if not only or any(text in row.label for text in only)]
+    chosen = [row for row in rows if not only or any(text in row.label for text in only)]
+    if not chosen:
+        labels = ", ".join(row.label for row in rows)
+        raise UsageError(f"--only {', '.join(only)}: nothing of {labels} has that in its name")
+    return chosen
 
 
 async def compare(
     comparison: Comparison,
     rows: Sequence[Contender],
-    on_start: Callable[[str], None],
+    tell: Callable[[str], None],
     on_row: Callable[[Row], None],
-) -> list[Row]:
-    """Every contender in every case with every seed; `on_row` hears of each as it is there."""
-    done: list[Row] = []
+) -> None:
+    """Every contender in every case with every seed; `on_row` hears of each as it is there.
+
+    One that does not start is told, and the others go on.
+    """
     for seed in comparison.seeds:
         for case in CASES:
             plan = comparison.plan(case, seed)
-            on_start(f"{case}, seed {seed}: direct")
+            tell(f"{case}, seed {seed}: direct")
             floor = await measure_idle(direct, plan)
             for contender in rows:
-                on_start(f"{case}, seed {seed}: {contender.label}")
-                row = Row(case, seed, contender, floor, await measure(contender.enter, plan))
-                done.append(row)
-                on_row(row)
-    return done
+                tell(f"{case}, seed {seed}: {contender.label}")
+                try:
+                    measured = await measure(contender.enter, plan)
+                except UsageError as error:
+                    tell(f"{contender.label} is left out: {error}")
+                    continue
+                on_row(Row(case, seed, contender, floor, measured))

@@ -22,36 +22,38 @@ class NotInstalledError(AstrolabeError):
     """The wheel cannot be had; the message says why."""
 
 
-def find(router: Router, folder: Path = FOLDER) -> Path | None:
-    """The router's environment, if it is there in the right version."""
-    environment = (folder / f"{router.wheel}-{router.version}").absolute()
-    return environment if (environment / STAMP).exists() else None
+def place(router: Router, folder: Path = FOLDER) -> Path:
+    """Where the router's environment is, or would be."""
+    return (folder / f"{router.wheel}-{router.version}").absolute()
 
 
-def make(router: Router, folder: Path = FOLDER) -> Path:
-    """The router's environment, made if it is missing. Raises NotInstalledError.
+def installed(router: Router, folder: Path = FOLDER) -> bool:
+    """Whether it is there, in the right version."""
+    return (place(router, folder) / STAMP).exists()
+
+
+def install(router: Router, folder: Path = FOLDER) -> None:
+    """Make the router's environment where it is missing. Raises NotInstalledError.
 
     Blocks for the time of the download.
     """
-    found = find(router, folder)
-    if found is not None:
-        return found
-    environment = (folder / f"{router.wheel}-{router.version}").absolute()
+    if installed(router, folder):
+        return
+    environment = place(router, folder)
     environment.parent.mkdir(parents=True, exist_ok=True)
     try:
         _run(sys.executable, "-m", "venv", "--without-pip", str(environment))
         # A wheel or nothing: building one of these from source takes a Rust toolchain.
         wheel_only = ("--only-binary", router.wheel)
-        install = ("install", "--quiet", "--disable-pip-version-check", *wheel_only)
+        pip_install = ("install", "--quiet", "--disable-pip-version-check", *wheel_only)
         _run(
             *(sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python")),
-            *(*install, router.requirement),
+            *(*pip_install, router.requirement),
         )
     except NotInstalledError:
         shutil.rmtree(environment, ignore_errors=True)
         raise
     (environment / STAMP).touch()
-    return environment
 
 
 def _run(*command: str) -> None:

@@ -19,10 +19,10 @@ from evaluation.rivals.engines import Engines
 from evaluation.rivals.faults import FaultReport, InFlight
 from evaluation.rivals.machine import Meter, Used
 from evaluation.rivals.measure import Idle, Measured, Plan, summarise
-from evaluation.rivals.routers import ROUTERS
 from evaluation.rivals.seen import Seen
 from evaluation.rivals.targets import Target
 from evaluation.rivals.workload import alone_ms, arrivals
+from pipeline.errors import UsageError
 
 PLAN = Plan(Engines(2, 1.0, 1), load=0.5, seconds=1, idle_requests=1)
 IDLE = Idle(20.0, 30.0, 100.0)
@@ -166,7 +166,7 @@ def test_what_was_in_flight_is_told_apart() -> None:
 
 
 def test_every_policy_is_a_row_and_one_of_each_is_broken() -> None:
-    rows = contenders(dict.fromkeys(ROUTERS, Path("nowhere")), [])
+    rows = contenders([])
     assert len({one.label for one in rows}) == len(rows)
     with_rig = [one.label for one in rows if one.enter_rig is not None]
     assert with_rig == [
@@ -175,5 +175,7 @@ def test_every_policy_is_a_row_and_one_of_each_is_broken() -> None:
         "smg cache_aware",
         "astrolabe power_of_two",
     ]
-    only = contenders({}, ["least_outstanding"])
+    only = contenders(["least_outstanding"])
     assert [one.label for one in only] == ["astrolabe least_outstanding:2"]
+    with pytest.raises(UsageError, match="--only nginx: nothing of"):
+        contenders(["nginx"])

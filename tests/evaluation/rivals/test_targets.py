@@ -1,7 +1,10 @@
 """The whole way, small: a server alone, our own stack, and a router where its wheel is there."""
 
 import asyncio
+import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +28,7 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(150)
 
+ROOT = Path(__file__).parents[3]
 FAST = Engines(2, time_scale=0.1, seed=1)
 SMALL = Plan(FAST, load=0.1, seconds=2, idle_requests=3)
 
@@ -35,9 +39,8 @@ async def test_a_server_alone() -> None:
     assert idle.ttft_p50 < idle.e2e_p50
 
 
-@pytest.mark.parametrize("lengths", ["told", "hidden"])
-async def test_our_own_stack_from_end_to_end(lengths: str) -> None:
-    figures = await measure(pipeline("power_of_two", lengths), SMALL)  # type: ignore[arg-type]
+async def test_our_own_stack_from_end_to_end() -> None:
+    figures = await measure(pipeline("power_of_two", "hidden"), SMALL)
     assert figures.failed == {}
     assert figures.requests == round(SMALL.rate * SMALL.seconds)
     assert sum(figures.shares.values()) == pytest.approx(1.0)
@@ -49,12 +52,36 @@ async def test_our_own_stack_from_end_to_end(lengths: str) -> None:
 @pytest.mark.parametrize("name", list(ROUTERS))
 async def test_a_real_router(name: str) -> None:
     router = ROUTERS[name]
-    environment = environments.find(router)
-    if environment is None:
+    if not environments.installed(router):
         pytest.skip(f"{router.requirement} is not installed; `make rivals` installs it")
-    figures = await measure(routed(router, "round_robin", environment), SMALL)
+    figures = await measure(routed(router, "round_robin", environments.place(router)), SMALL)
     assert figures.failed == {}
     assert figures.shares == {"i0": pytest.approx(0.5, abs=0.1), "i1": pytest.approx(0.5, abs=0.1)}
+
+
+def rivals(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "evaluation.rivals", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_command_measures_and_writes(tmp_path: Path) -> None:
+    done = rivals(
+        *("--only", "least_outstanding", "--part", "load", "--seeds", "1", "--seconds", "1"),
+        *("--engines", "2", "--time-scale", "0.1", "--out", str(tmp_path)),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [run["case"] for run in summary["runs"]] == ["equal", "one slower"]
+    assert all(run["failed"] == {} and run["requests"] > 0 for run in summary["runs"])
+    assert summary["rate"]["equal"] > summary["rate"]["one slower"] > 0
+    assert (tmp_path / "runs.csv").read_text().count("\n") == 3
+    assert "| astrolabe least_outstanding:2 |" in (tmp_path / "load.md").read_text()
+
+
+def test_a_name_that_nothing_has_is_told_before_anything_is_fetched() -> None:
+    done = rivals("--only", "nginx")
+    assert done.returncode == 2
+    assert "--only nginx: nothing of sglang-router cache_aware" in done.stderr
 
 
 async def test_a_killed_server_comes_back_where_it_was(tmp_path: Path) -> None:
@@ -127,6 +154,6 @@ def test_a_wheel_that_cannot_be_had_is_told(
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     router = replace(ROUTERS["smg"], version="0.0.0")
     with pytest.raises(NotInstalledError, match=r"smg==0\.0\.0"):
-        environments.make(router, tmp_path)
-    assert environments.find(router, tmp_path) is None
+        environments.install(router, tmp_path)
+    assert not environments.installed(router, tmp_path)
     assert not list(tmp_path.iterdir())
