@@ -4,14 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evaluation.rivals.workload import capacity
-from workers.simulated import SimulatedSettings
+from workers.simulated_settings import SimulatedSettings
 
 PROFILE = "a100-llama-2-7b"
 SLOTS = 16
 """Few enough that requests queue at a rate that two cores can carry."""
+OVERHEAD_MS = 6.0
+NOISE = 0.05
 QUEUE_MAX = 100_000
 """vLLM's queue has no bound: nothing is refused here, whoever sends it."""
 SLOWER = 3.0
+COMMON = ("profile", "max_num_seqs", "queue_max", "overhead_ms", "noise", "time_scale")
+"""Settings that are told to every engine; the others are at their defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class Engines:
             profile=PROFILE,
             max_num_seqs=SLOTS,
             queue_max=QUEUE_MAX,
+            overhead_ms=OVERHEAD_MS,
+            noise=NOISE,
             time_scale=self.time_scale * (self.first_slower if number == 0 else 1.0),
             seed=self.seed + number,
         )
@@ -41,12 +47,11 @@ class Engines:
 
     def common_arguments(self) -> list[str]:
         """NAME=VALUE of what all have in common, seed and slowness apart."""
-        return _arguments(self.ordinary, ("profile", "max_num_seqs", "queue_max", "time_scale"))
+        return _arguments(self.ordinary, COMMON)
 
     def arguments(self, number: int) -> list[str]:
         """NAME=VALUE of one engine's settings."""
-        names = ("profile", "max_num_seqs", "queue_max", "time_scale", "seed")
-        return _arguments(self.settings(number), names)
+        return _arguments(self.settings(number), (*COMMON, "seed"))
 
     def capacity(self) -> float:
         """Requests of the workload a second that all of them together can keep up with."""

@@ -15,8 +15,8 @@ from pipeline.messages import ChatMessage
 from predictor.scheduler import Scheduler
 from predictor.scheduler import Sequence as EngineSequence
 from predictor.step_time import PROFILES
-from workers.simulated import SimulatedSettings
 from workers.simulated_answer import Words
+from workers.simulated_settings import SimulatedSettings
 from workers.simulated_time import TrueStepTime
 
 CAPACITY_REQUESTS = 2_000

@@ -18,7 +18,8 @@ from evaluation.rivals.server import Server, serving
 from pipeline.messages import EngineLimits
 from tests.waiting import eventually
 from workers.engine import EngineStats, Progress
-from workers.simulated import SimulatedEngine, SimulatedSettings
+from workers.simulated import SimulatedEngine
+from workers.simulated_settings import SimulatedSettings
 
 FAST = SimulatedSettings(time_scale=0.02, noise=0)
 SLOW = SimulatedSettings(time_scale=1.0, max_num_seqs=3, queue_max=2)

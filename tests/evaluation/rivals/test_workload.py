@@ -19,7 +19,8 @@ from evaluation.rivals.workload import (
 )
 from pipeline.messages import Request
 from workers.engine import EngineRequest
-from workers.simulated import SimulatedEngine, SimulatedSettings
+from workers.simulated import SimulatedEngine
+from workers.simulated_settings import SimulatedSettings
 
 ENGINE = SimulatedSettings(noise=0, time_scale=0.0)
 
