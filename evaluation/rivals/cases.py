@@ -10,13 +10,15 @@ from evaluation.rivals.rigs import EnterRig, our_rig, router_rig
 from evaluation.rivals.routers import ROUTERS
 from evaluation.rivals.targets import Enter, direct, pipeline, routed
 from pipeline.errors import UsageError
+from pipeline.policies import DEFAULT_POLICY
 
 LOAD = 0.85
 CASES = {"equal": 1.0, "one slower": SLOWER}
 """How many times as long the first engine's steps take, by case."""
 OURS: Mapping[str, Enter] = {
+    DEFAULT_POLICY: pipeline(DEFAULT_POLICY, "told"),
+    f"{DEFAULT_POLICY}, lengths hidden": pipeline(DEFAULT_POLICY, "hidden"),
     "power_of_two": pipeline("power_of_two", "told"),
-    "power_of_two, lengths hidden": pipeline("power_of_two", "hidden"),
     "least_outstanding:2": pipeline("least_outstanding:2", "told"),
 }
 

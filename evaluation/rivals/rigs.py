@@ -21,10 +21,10 @@ from evaluation.rivals.workload import Arrival
 from pipeline.bus import Bus, Message
 from pipeline.child import Child
 from pipeline.messages import StateUpdate
+from pipeline.policies import DEFAULT_POLICY
 from pipeline.stack import LocalStack
 
 EXIT_S = 30.0
-POLICY = "power_of_two"
 
 
 class Rig(Protocol):
@@ -124,7 +124,7 @@ async def our_rig(engines: Engines, folder: Path) -> AsyncGenerator[Rig, None]:
     """Our stack, over a real NATS server."""
     del folder  # a stack has one of its own
     async with (
-        LocalStack(stack_settings(engines, POLICY)) as stack,
+        LocalStack(stack_settings(engines, DEFAULT_POLICY)) as stack,
         BusClient.connect(stack.bus_settings, "told") as client,
     ):
         bus = await Bus.connect(stack.bus_settings, name="rivals-watch")

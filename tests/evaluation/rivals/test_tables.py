@@ -23,6 +23,7 @@ from evaluation.rivals.seen import Seen
 from evaluation.rivals.targets import Target
 from evaluation.rivals.workload import alone_ms, arrivals
 from pipeline.errors import UsageError
+from pipeline.policies import DEFAULT_POLICY
 
 PLAN = Plan(Engines(2, 1.0, 1), load=0.5, seconds=1, idle_requests=1)
 IDLE = Idle(20.0, 30.0, 100.0)
@@ -173,7 +174,7 @@ def test_every_policy_is_a_row_and_one_of_each_is_broken() -> None:
         "sglang-router cache_aware",
         "vllm-router cache_aware",
         "smg cache_aware",
-        "astrolabe power_of_two",
+        f"astrolabe {DEFAULT_POLICY}",
     ]
     only = contenders(["least_outstanding"])
     assert [one.label for one in only] == ["astrolabe least_outstanding:2"]
