@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -121,7 +122,7 @@ async def break_things(target: str, enter: EnterRig, seed: int) -> FaultReport:
 
 async def _leave(rig: Rig, *, stream: bool) -> float | None:
     await rig.leave(_one(f"leave-{stream}", LONG_TOKENS), LEAVE_AFTER_S, stream=stream)
-    return await _freed(rig, asyncio.get_running_loop().time())
+    return await _freed(rig, time.monotonic())
 
 
 async def _cancel(rig: Rig) -> float | None:
@@ -131,12 +132,11 @@ async def _cancel(rig: Rig) -> float | None:
 
 async def _freed(rig: Rig, since: float) -> float | None:
     """Seconds until the engines are empty; None after FREED_WITHIN_S. They are, on return."""
-    loop = asyncio.get_running_loop()
     while await rig.in_engines():
-        if loop.time() - since > EMPTY_WITHIN_S:
+        if time.monotonic() - since > EMPTY_WITHIN_S:
             raise RuntimeError(f"an engine was still busy after {EMPTY_WITHIN_S:g} s")
         await asyncio.sleep(POLL_S)
-    took_s = loop.time() - since
+    took_s = time.monotonic() - since
     return took_s if took_s <= FREED_WITHIN_S else None
 
 
@@ -154,14 +154,13 @@ async def _kill(rig: Rig) -> tuple[InFlight, list[Seen]]:
 
 async def _come_back(rig: Rig) -> float | None:
     """Start the killed engine; requests two at a time until it gets one."""
-    loop = asyncio.get_running_loop()
-    started = loop.time()
+    started = time.monotonic()
     await rig.restart(0)
     number = 0
-    while loop.time() - started < BACK_WITHIN_S:
+    while time.monotonic() - started < BACK_WITHIN_S:
         seen = await _start(rig, f"back-{number}", 2, 4)
         if any(one.instance == rig.names[0] for one in seen):
-            return loop.time() - started
+            return time.monotonic() - started
         number += 1
         await asyncio.sleep(BACK_EVERY_S)
     return None
@@ -170,9 +169,10 @@ async def _come_back(rig: Rig) -> float | None:
 async def _all_down(rig: Rig) -> tuple[Seen, Seen]:
     for number in range(ENGINES):
         rig.kill(number)
-    loop = asyncio.get_running_loop()
-    down = await rig.send(_one("down", 4), loop.time(), within_s=DOWN_WITHIN_S)
-    waiting = asyncio.ensure_future(rig.send(_one("waiting", 4), loop.time(), within_s=PATIENCE_S))
+    down = await rig.send(_one("down", 4), time.monotonic(), within_s=DOWN_WITHIN_S)
+    waiting = asyncio.ensure_future(
+        rig.send(_one("waiting", 4), time.monotonic(), within_s=PATIENCE_S)
+    )
     await asyncio.sleep(RETURN_AFTER_S)
     await rig.restart(1)
     return down, await waiting
@@ -187,7 +187,7 @@ async def _terminate(rig: Rig) -> tuple[InFlight, float | None]:
 
 def _start(rig: Rig, name: str, count: int, tokens: int) -> "asyncio.Future[list[Seen]]":
     """That many requests at once."""
-    due_at = asyncio.get_running_loop().time()
+    due_at = time.monotonic()
     requests = (_one(f"{name}-{number}", tokens) for number in range(count))
     return asyncio.gather(*(rig.send(one, due_at, within_s=PATIENCE_S) for one in requests))
 

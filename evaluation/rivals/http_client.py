@@ -1,6 +1,7 @@
 """One streamed chat completion over HTTP, watched as a client watches it."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -90,7 +91,7 @@ class HttpClient:
 
     async def open_and_leave(self, arrival: Arrival, leave_after_s: float, *, stream: bool) -> None:
         """Send a request, and go away from it after that time."""
-        watch = _Watch(arrival.id, asyncio.get_running_loop().time())
+        watch = _Watch(arrival.id, time.monotonic())
         try:
             async with asyncio.timeout(leave_after_s):
                 await self._follow(arrival, watch, stream=stream)
@@ -129,7 +130,6 @@ class _Watch:
     """Puts together what is seen of one answer."""
 
     def __init__(self, request_id: str, due_at: float) -> None:
-        self._loop = asyncio.get_running_loop()
         self._due_at = due_at
         self._reason: str | None = None
         self._marked = False
@@ -180,4 +180,4 @@ class _Watch:
         )
 
     def _since_ms(self) -> float:
-        return (self._loop.time() - self._due_at) * 1000
+        return (time.monotonic() - self._due_at) * 1000

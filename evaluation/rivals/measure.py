@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -104,8 +105,7 @@ async def measure_idle(enter: Enter, plan: Plan) -> Idle:
 async def one_after_another(send: Send, count: int) -> list[Seen]:
     """Short requests on idle engines: what is in front adds its latency, and nobody waits."""
     sent = arrivals("idle", 1.0, count, IDLE_SEED, prompts=SHORT_PROMPTS, answers=SHORT_ANSWERS)
-    loop = asyncio.get_running_loop()
-    return [await send(arrival, loop.time()) for arrival in sent]
+    return [await send(arrival, time.monotonic()) for arrival in sent]
 
 
 async def _under_load(target: Target, plan: Plan, idle: Idle) -> Measured:

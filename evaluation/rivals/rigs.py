@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
@@ -40,7 +41,7 @@ class Rig(Protocol):
         ...
 
     async def cancel(self, arrival: Arrival, after_s: float) -> float | None:
-        """Send a request and ask for its end. When it was asked for, by the loop's clock; None
+        """Send a request and ask for its end. When it was asked for, by the monotonic clock; None
         where there is no way to ask."""
         ...
 
@@ -165,7 +166,7 @@ class OurRig:
 
     async def cancel(self, arrival: Arrival, after_s: float) -> float | None:
         await self.leave(arrival, after_s, stream=True)
-        asked_at = asyncio.get_running_loop().time()
+        asked_at = time.monotonic()
         await self._client.client.cancel(self._client.request(arrival).id)
         return asked_at
 
@@ -190,9 +191,8 @@ class OurRig:
 
 
 async def _end(children: list[Child]) -> float | None:
-    loop = asyncio.get_running_loop()
-    started = loop.time()
+    started = time.monotonic()
     for child in children:
         child.send(signal.SIGTERM)
     ended = await asyncio.gather(*(child.wait(EXIT_S) for child in children))
-    return loop.time() - started if all(ended) else None
+    return time.monotonic() - started if all(ended) else None

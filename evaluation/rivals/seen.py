@@ -36,4 +36,5 @@ class Seen:
 
 
 Send = Callable[[Arrival, float], Coroutine[None, None, Seen]]
-"""Sends one request that is due at a time of the loop's clock, and follows it to its end."""
+"""Sends one request that is due at a time of `time.monotonic()`, and follows it to its end. Not of
+the event loop's clock: uvloop's counts whole milliseconds."""

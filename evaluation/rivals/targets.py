@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import socket
 import sys
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -137,20 +138,19 @@ async def reach_all(send: Send, names: Sequence[str], within_s: float = READY_S)
 
     Several at once: some rules give a lone request to the same engine every time.
     """
-    loop = asyncio.get_running_loop()
-    give_up_at = loop.time() + within_s
+    give_up_at = time.monotonic() + within_s
     missing, said = set(names), ""
     for attempt in itertools.count():
         probes = [
             arrival(f"reach-{attempt}-{number}", 0.0, 8, 4, text_seed=f"{attempt}.{number}")
             for number in range(REACH_PER_ENGINE * len(names))
         ]
-        seen = await asyncio.gather(*(send(probe, loop.time()) for probe in probes))
+        seen = await asyncio.gather(*(send(probe, time.monotonic()) for probe in probes))
         missing -= {one.instance for one in seen if one.instance is not None}
         if not missing:
             return
         said = next((one.detail for one in seen if one.ending != "whole"), said)
-        if loop.time() >= give_up_at:
+        if time.monotonic() >= give_up_at:
             raise UsageError(
                 f"{', '.join(sorted(missing))} got no request within {within_s:g} s: "
                 f"{said or 'all went elsewhere'}"
