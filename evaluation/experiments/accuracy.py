@@ -19,8 +19,9 @@ ESTIMATES = ("tagger-like", "oracle")
 RIGHT = (
     Metric("right_by_prediction", "better place by prediction", "% of pairs", 100, decimals=1),
     Metric("right_by_in_flight", "better place by count in flight", "% of pairs", 100, decimals=1),
-    Metric("far_right_by_prediction", "the same, E2E 10 % apart", "% of pairs", 100, decimals=1),
-    Metric("far_right_by_in_flight", "by count, E2E 10 % apart", "% of pairs", 100, decimals=1),
+    Metric("pairs_far", "pairs with E2E 10 % apart", "", decimals=1),
+    Metric("far_right_by_prediction", "of these, right by prediction", "", decimals=1),
+    Metric("far_right_by_in_flight", "of these, right by count in flight", "", decimals=1),
 )
 CLONES = (
     Metric("clone_error_median", "median E2E error, no later arrivals", "%", 100, decimals=1),

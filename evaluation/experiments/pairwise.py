@@ -13,8 +13,9 @@ FAR = 1.1
 
 
 def pairwise_figures(lived: Sequence[Lived]) -> dict[str, float]:
-    """Over all pairs of candidates of one decision, with different E2E. Shares are from 0 to 1; a
-    tie in what one would choose by counts as half right. Raises ValueError for no pairs.
+    """Over all pairs of candidates of one decision, with different E2E. Those that are far
+    apart may be none, so they are counted; `right_by_…` are shares from 0 to 1. A tie in what one
+    would choose by is half right. Raises ValueError for no pairs.
 
     `regret_ms` is what the chosen candidate's E2E was above the best one's, on average.
     """
@@ -34,11 +35,11 @@ def pairwise_figures(lived: Sequence[Lived]) -> dict[str, float]:
     return {
         "pairs": float(len(pairs)),
         "pairs_far": float(len(far)),
-        "right_by_prediction": _share(pairs, "predicted_e2e_ms"),
-        "right_by_cost": _share(pairs, "cost"),
-        "right_by_in_flight": _share(pairs, "in_flight"),
-        "far_right_by_prediction": _share(far, "predicted_e2e_ms"),
-        "far_right_by_in_flight": _share(far, "in_flight"),
+        "right_by_prediction": _right(pairs, "predicted_e2e_ms") / len(pairs),
+        "right_by_cost": _right(pairs, "cost") / len(pairs),
+        "right_by_in_flight": _right(pairs, "in_flight") / len(pairs),
+        "far_right_by_prediction": _right(far, "predicted_e2e_ms"),
+        "far_right_by_in_flight": _right(far, "in_flight"),
         "regret_ms": float(np.mean([_regret_ms(c) for c in by_job.values()])),
         "clone_error_median": float(np.median(np.abs(error))),
         "clone_bias_median": float(np.median(error)),
@@ -49,15 +50,13 @@ def _e2e(pair: tuple[Lived, Lived]) -> tuple[float, float]:
     return pair[0].e2e_ms, pair[1].e2e_ms
 
 
-def _share(pairs: Sequence[tuple[Lived, Lived]], by: str) -> float:
-    """Where the lower `by` has the lower E2E; a half where there are no pairs to tell by."""
-    if not pairs:
-        return 0.5
+def _right(pairs: Sequence[tuple[Lived, Lived]], by: str) -> float:
+    """In how many of them the lower `by` has the lower E2E."""
     right = 0.0
     for one, other in pairs:
         difference = getattr(one, by) - getattr(other, by)
         right += 0.5 if difference == 0 else (difference < 0) == (one.e2e_ms < other.e2e_ms)
-    return right / len(pairs)
+    return right
 
 
 def _regret_ms(candidates: Sequence[Lived]) -> float:
