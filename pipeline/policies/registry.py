@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipeline.errors import UsageError
-from pipeline.policies.base import Policy
+from pipeline.policies.base import Policy, by_committed, by_in_flight
 from pipeline.policies.by_load import ByLoad, Formula
 from pipeline.policies.fan_out import FanOut
 from pipeline.policies.infaas import infaas
-from pipeline.policies.least_committed import LeastCommitted
-from pipeline.policies.least_outstanding import LeastOutstanding
+from pipeline.policies.least import Least, Order
 from pipeline.policies.least_tokens import least_tokens
 from pipeline.policies.llumnix import llumnix, llumnix_original
 from pipeline.policies.lmetric import lmetric
@@ -74,6 +73,11 @@ def _polled(given: _Given) -> Policy:
     return Polled(make_policy(rule, given.rng, clock=given.clock), every_s, given.clock)
 
 
+def _least(name: str, order: Order, reason: str) -> Callable[[_Given], Policy]:
+    """One that asks nobody."""
+    return lambda given: Least(name, order, reason, given.rng, of=given.choices())
+
+
 def _by_load(name: str, formula: Formula) -> Callable[[_Given], Policy]:
     """One that asks all instances."""
     return lambda given: ByLoad(name, formula, given.bare())
@@ -115,12 +119,12 @@ POLICIES: dict[str, Offer] = _offers(
     Offer(
         "least_outstanding[:K]",
         "fewest in flight, of all or of K at random",
-        lambda given: LeastOutstanding(given.rng, of=given.choices()),
+        _least("least_outstanding", by_in_flight, "fewest in flight"),
     ),
     Offer(
         "least_committed[:K]",
         "least of the KV cache promised to what is in flight, of all or of K at random",
-        lambda given: LeastCommitted(given.rng, of=given.choices()),
+        _least("least_committed", by_committed, "least committed"),
     ),
     Offer(
         "least_tokens[:K]",
