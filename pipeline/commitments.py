@@ -8,6 +8,8 @@ large as the others.
 
 from dataclasses import dataclass
 
+from pipeline.messages import EngineLimits
+
 TYPICAL_TOKENS = 512.0
 """Of a request of which nothing was heard, where nothing was heard of any other."""
 KNOWN_MAX = 8_192
@@ -54,3 +56,16 @@ class Commitments:
         count = len(self._known)
         mean = self._sum / count if count else TYPICAL_TOKENS
         return max(0.0, self._sum) + max(0, in_flight - count) * mean
+
+
+def share_committed(tokens: float, in_flight: int, limits: EngineLimits) -> float:
+    """How much of an instance is promised: the share of its KV cache that `tokens` fill.
+
+    Where every place in its batch is taken too, at least its requests a place: one more waits for
+    somebody's end, however much cache is left. Fewer requests than places are no measure of load:
+    a fast instance with a large cache may well have most of them.
+    """
+    of_cache = tokens / max(1, limits.kv_blocks * limits.block_size)
+    if in_flight < limits.max_num_seqs:
+        return of_cache
+    return max(of_cache, in_flight / limits.max_num_seqs)

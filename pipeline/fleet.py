@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from pipeline.commitments import Commitments
+from pipeline.commitments import Commitments, share_committed
 from pipeline.messages import Instance
 from pipeline.policies.base import Target
 from pipeline.subjects import DEFAULT_MODEL, model_slug
@@ -44,14 +44,10 @@ class Member:
 
     def target(self) -> Target:
         """As a policy sees it."""
-        limits, in_flight = self.instance.limits, self.in_flight
-        capacity_tokens = max(1, limits.kv_blocks * limits.block_size)
-        return Target(
-            self.instance.instance,
-            self.instance.boot,
-            in_flight,
-            self.commitments.tokens(in_flight) / capacity_tokens,
-        )
+        instance, in_flight = self.instance, self.in_flight
+        tokens = self.commitments.tokens(in_flight)
+        committed = share_committed(tokens, in_flight, instance.limits)
+        return Target(instance.instance, instance.boot, in_flight, committed)
 
 
 class Fleet:

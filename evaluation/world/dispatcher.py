@@ -15,7 +15,8 @@ from evaluation.world.agenda import Agenda
 from evaluation.world.job import Job
 from evaluation.world.settings import ClusterSettings
 from evaluation.world.sidecar import Sidecar
-from pipeline.messages import Prediction
+from pipeline.commitments import share_committed
+from pipeline.messages import EngineLimits, Prediction
 from pipeline.policies import Target, make_policy
 from pipeline.queued import queued_of
 
@@ -31,10 +32,10 @@ class Targets(Sequence[Target]):
         names: Sequence[str],
         in_flight: Sequence[int],
         committed_tokens: Sequence[float],
-        capacity_tokens: Sequence[int],
+        limits: Sequence[EngineLimits],
     ) -> None:
         self._names, self._in_flight = names, in_flight
-        self._committed, self._capacity = committed_tokens, capacity_tokens
+        self._committed_tokens, self._limits = committed_tokens, limits
 
     def __len__(self) -> int:
         return len(self._names)
@@ -46,12 +47,9 @@ class Targets(Sequence[Target]):
     def __getitem__(self, place: int | slice) -> Target | Sequence[Target]:
         if isinstance(place, slice):
             return [self[number] for number in range(*place.indices(len(self)))]
-        return Target(
-            self._names[place],
-            "b",
-            self._in_flight[place],
-            self._committed[place] / self._capacity[place],
-        )
+        in_flight = self._in_flight[place]
+        committed = share_committed(self._committed_tokens[place], in_flight, self._limits[place])
+        return Target(self._names[place], "b", in_flight, committed)
 
 
 class SimulatedDispatcher:
@@ -73,12 +71,11 @@ class SimulatedDispatcher:
         self._numbers = {f"i{n}": n for n in range(len(cluster.instances))}
         self._in_flight = [0] * len(self._numbers)
         self._committed_tokens = [0.0] * len(self._numbers)
-        limits = [instance.limits for instance in cluster.instances]
         self._targets = Targets(
             list(self._numbers),
             self._in_flight,
             self._committed_tokens,
-            [each.kv_blocks * each.block_size for each in limits],
+            [instance.limits for instance in cluster.instances],
         )
         self.sidecars: Sequence[Sidecar] = ()
         """One an instance, where the policy asks."""

@@ -27,8 +27,9 @@ class Target:
     in_flight: int
     """Requests it has yet to finish, as this dispatcher counts them."""
     committed: float = 0.0
-    """Share of its KV cache that these will have filled when each is at its end: prompts and
-    expected answers. Above 1 they cannot all be there at once."""
+    """How much of it is promised (`share_committed`): the share of its KV cache that these will
+    have filled when each is at its end, or of its batch where that is full. Above 1 they cannot all
+    be there at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,10 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from pipeline.commitments import KNOWN_MAX, TYPICAL_TOKENS, Commitments
+from pipeline.commitments import KNOWN_MAX, TYPICAL_TOKENS, Commitments, share_committed
+from pipeline.messages import EngineLimits
 
 
 def test_a_sum_of_what_is_in_flight() -> None:
@@ -58,3 +60,31 @@ def test_the_sum_does_not_drift(seed: int, steps: int) -> None:
             truth[str(step)] = rng.uniform(1, 5000)
             there.add(str(step), truth[str(step)], step)
     assert abs(there.tokens(len(truth)) - sum(truth.values())) < 1e-6
+
+
+# ------------------------------------------------------------------ as a share
+
+
+def limits(**changes: int) -> EngineLimits:
+    there = EngineLimits(
+        rules="vllm",
+        block_size=16,
+        kv_blocks=1_000,
+        max_num_seqs=4,
+        max_num_batched_tokens=512,
+        max_model_len=4_096,
+    )
+    return replace(there, **changes)
+
+
+def test_what_is_committed_is_a_share_of_the_cache() -> None:
+    assert share_committed(4_000, 3, limits()) == 0.25
+    assert share_committed(4_000, 3, limits(kv_blocks=500)) == 0.5
+
+
+def test_whose_batch_is_full_has_nothing_left_to_promise() -> None:
+    roomy = limits(kv_blocks=100_000)
+    assert share_committed(1_000, 3, roomy) < 0.001
+    assert share_committed(1_000, 4, roomy) == 1.0
+    assert share_committed(1_000, 6, roomy) == 1.5
+    assert share_committed(32_000, 4, limits()) == 2.0

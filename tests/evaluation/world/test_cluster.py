@@ -119,7 +119,7 @@ def test_only_the_candidates_are_looked_at_among_a_thousand() -> None:
             return 0
 
     targets = Targets(
-        [f"i{n}" for n in range(1000)], Counts([0] * 1000), [0.0] * 1000, [16_000] * 1000
+        [f"i{n}" for n in range(1000)], Counts([0] * 1000), [0.0] * 1000, [instance().limits] * 1000
     )
     cluster = Cluster(ClusterSettings(instances=(instance(),) * 3), [])
     shortlist = cluster.dispatchers[0].policy.shortlist(targets)
