@@ -8,6 +8,8 @@ from evaluation.experiments.contenders import CONTENDERS, OURS
 from evaluation.experiments.metrics import (
     E2E_MEAN,
     E2E_P99,
+    KV_FREE,
+    KV_FREE_SPREAD,
     MAIN,
     PREEMPTIONS,
     THROUGHPUT,
@@ -18,7 +20,16 @@ from evaluation.experiments.rows import Rows
 from evaluation.experiments.scale import Scale
 from evaluation.experiments.testbed import RATES, RATES_QUICK, cells
 
-SHOWN = (TTFT_MEAN, TTFT_P99, E2E_MEAN, E2E_P99, PREEMPTIONS, THROUGHPUT)
+SHOWN = (
+    TTFT_MEAN,
+    TTFT_P99,
+    E2E_MEAN,
+    E2E_P99,
+    PREEMPTIONS,
+    THROUGHPUT,
+    KV_FREE,
+    KV_FREE_SPREAD,
+)
 
 
 def sweep_cells(scale: Scale) -> list[Cell]:

@@ -13,6 +13,7 @@ from evaluation.world.dispatcher import SimulatedDispatcher
 from evaluation.world.instance import SimulatedInstance
 from evaluation.world.job import Job, job_of
 from evaluation.world.migration import Migration
+from evaluation.world.occupancy import Occupancy
 from evaluation.world.outcome import Outcome, outcome_of
 from evaluation.world.settings import ClusterSettings
 from evaluation.world.sidecar import Sidecar
@@ -49,6 +50,7 @@ class Cluster:
         self._migration: Migration | None = None
         if settings.migration is not None:
             self._migration = Migration(settings.migration, agenda, self.instances, self._moved)
+        self._occupancy = Occupancy(agenda, self.instances)
         self._finished = 0
         self._progress: Progress = lambda _: None
 
@@ -62,17 +64,26 @@ class Cluster:
                 missing = len(self.jobs) - self._finished
                 raise RuntimeError(f"nothing is left to happen, but {missing} did not finish")
         lived = self._cloning.lived if self._cloning is not None else ()
-        return outcome_of(self.jobs, self.instances, self.dispatchers, lived, self.agenda.now_ms)
+        return outcome_of(
+            self.jobs,
+            self.instances,
+            self.dispatchers,
+            lived,
+            self._occupancy,
+            self.agenda.now_ms,
+        )
 
     def start(self) -> None:
-        """Plan the first arrival, and the first round of migration."""
+        """Plan the first arrival, and the first looks and rounds of migration."""
         self._arrive(0)
+        self._occupancy.start()
         if self._migration is not None:
             self._migration.start()
 
     def _arrive(self, number: int) -> None:
         """Plan this arrival, which plans the next: the agenda stays small."""
         if number == len(self.jobs):
+            self._occupancy.stop()
             return
         job = self.jobs[number]
         dispatcher = self.dispatchers[number % len(self.dispatchers)]

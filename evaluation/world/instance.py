@@ -65,6 +65,10 @@ class SimulatedInstance:
         return self.scheduler.preemptions
 
     @property
+    def blocks_free_share(self) -> float:
+        return self.scheduler.blocks_free / self.settings.limits.kv_blocks
+
+    @property
     def idle(self) -> bool:
         return not self._jobs
 

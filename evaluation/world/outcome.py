@@ -10,6 +10,7 @@ from evaluation.world.clones import Lived
 from evaluation.world.dispatcher import SimulatedDispatcher
 from evaluation.world.instance import SimulatedInstance
 from evaluation.world.job import Job
+from evaluation.world.occupancy import Occupancy
 
 Column = NDArray[np.float64]
 
@@ -37,6 +38,10 @@ class Outcome:
     probes: int
     decision_s: float
     """CPU time of all decisions, predictions included, on the machine that ran this."""
+    kv_free: float
+    """Share of the KV blocks that was free while requests came, mean over instances and time."""
+    kv_free_spread: float
+    """Standard deviation of that share over the instances, mean over time."""
     duration_ms: float
     """Until the last request finished."""
     steps: int
@@ -60,6 +65,8 @@ class Outcome:
             "slowdown_mean": mean(slowdown),
             "slowdown_p99": percentile(slowdown, 99),
             "preemptions": float(self.preemptions_total),
+            "kv_free": self.kv_free,
+            "kv_free_spread": self.kv_free_spread,
             "migrations": float(self.migrations_total),
             "throughput_tokens_s": float(
                 (self.prompt_tokens.sum() + self.response_tokens.sum())
@@ -86,6 +93,7 @@ def outcome_of(
     instances: Sequence[SimulatedInstance],
     dispatchers: Sequence[SimulatedDispatcher],
     lived: Sequence[Lived],
+    occupancy: Occupancy,
     now_ms: float,
 ) -> Outcome:
     """The record of jobs that have all finished."""
@@ -112,6 +120,8 @@ def outcome_of(
         migrations_total=sum(job.migrations for job in jobs),
         probes=sum(dispatcher.probes for dispatcher in dispatchers),
         decision_s=sum(dispatcher.decision_s for dispatcher in dispatchers),
+        kv_free=occupancy.free(),
+        kv_free_spread=occupancy.spread(),
         duration_ms=now_ms,
         steps=sum(instance.steps for instance in instances),
         lived=lived,
