@@ -105,7 +105,7 @@ POLICIES: dict[str, Offer] = _offers(
     ),
     Offer(
         "sifted[:K]",
-        "of K + 1 at random the K (2) least committed, of these the lowest predicted cost",
+        "of K + 4 at random the K (2) least committed, of these the lowest predicted cost",
         lambda given: Sifted(given.rng, choices=given.choices() or 2),
     ),
     Offer("fan_out", "all, the lowest predicted cost", lambda given: FanOut(given.bare())),
