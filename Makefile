@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check fix bench bench-predictor rivals clean
+.PHONY: help install demo test check fix bench bench-predictor bench-tagger rivals clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  \1\t/' | expand -t 12
@@ -41,6 +41,9 @@ bench: $(STAMP) ## the pipeline's own added latency, beside the bus's floor
 
 bench-predictor: $(STAMP) ## one prediction, beside the step-by-step reference
 	$(BIN)/python -m bench.predictor
+
+bench-tagger: $(STAMP) ## the length model as it is served, one core
+	$(BIN)/python -m bench.tagger
 
 rivals: $(STAMP) ## our pipeline against real routers, on the same simulated engines
 	$(BIN)/python -m evaluation.rivals

@@ -155,10 +155,16 @@ def _result_headers(result: Result) -> dict[str, str]:
         Header.REQUEST: result.key,
         Header.ATTEMPT: str(result.attempt),
         Header.STATUS: result.status,
+        Header.MODEL: result.model,
     }
     if result.instance is not None:
         headers[Header.INSTANCE] = result.instance
     if result.usage is not None:
         headers[Header.PROMPT_TOKENS] = str(result.usage.prompt_tokens)
         headers[Header.COMPLETION_TOKENS] = str(result.usage.completion_tokens)
+    estimate = result.estimate
+    if estimate is not None and result.finish_reason == "stop" and not estimate.capped:
+        # Only of answers that ended by themselves: what was cut says nothing of its length.
+        headers[Header.ESTIMATE] = f"{estimate.p50 / estimate.correction:g}"
+        headers[Header.ESTIMATE_SOURCE] = estimate.source
     return headers

@@ -26,7 +26,7 @@ from pipeline.errors import (
     QueueFull,
     RequestError,
 )
-from pipeline.estimates import Estimate, Estimator
+from pipeline.estimates import Estimate, Estimator, Question
 from pipeline.messages import (
     DEADLINE_MS_DEFAULT,
     PROMPT_BYTES_MAX,
@@ -73,7 +73,7 @@ class Intake:
             await self._refuse(delivery, client, model, error)
             return
 
-        estimate = await self._estimator.estimate(prompt)
+        estimate = await self._estimator.estimate(Question(request, prompt, model))
         tagged = _tag(delivery, request, client, model, estimate, received_at_ms)
         try:
             self._check_alive(tagged)
@@ -214,10 +214,9 @@ def _capped(length: LengthEstimate, request: Request) -> LengthEstimate:
         return length
     cap = float(request.max_tokens)
     if request.ignore_eos:
-        return LengthEstimate(p10=cap, p50=cap, p90=cap, source="ignore_eos")
-    return LengthEstimate(
-        p10=min(length.p10, cap),
-        p50=min(length.p50, cap),
-        p90=min(length.p90, cap),
-        source=length.source,
+        return LengthEstimate(p10=cap, p50=cap, p90=cap, source="ignore_eos", capped=True)
+    if length.p90 <= cap:
+        return length
+    return msgspec.structs.replace(
+        length, p10=min(length.p10, cap), p50=min(length.p50, cap), p90=cap, capped=True
     )

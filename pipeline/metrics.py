@@ -10,6 +10,37 @@ RESULTS = Counter("astrolabe_results_total", "Results stored.", ["stage", "statu
 TAGGED = Counter(
     "astrolabe_tagged_total", "Requests tagged, by what made the estimate.", ["source"]
 )
+LENGTH_MODEL_LOADED = Gauge(
+    "astrolabe_length_model_loaded", "0 while a tagger serves without its length model."
+)
+LENGTH_ANSWERS = Counter(
+    "astrolabe_length_answers_total",
+    "Estimates asked of the length model: computed, shared with another asker, or remembered.",
+    ["how"],
+)
+LENGTH_SECONDS = Histogram(
+    "astrolabe_length_seconds",
+    "Time for the estimate of one request, its wait for a turn included.",
+    buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+)
+LENGTH_ERROR = Gauge(
+    "astrolabe_length_error",
+    "Median |ln(actual / estimated)| of the last 512 answers that ended by themselves.",
+    ["model"],
+)
+LENGTH_BIAS = Gauge(
+    "astrolabe_length_bias",
+    "Median ln(actual / estimated) of the same; above 0: longer than estimated.",
+    ["model"],
+)
+LENGTH_CORRECTION = Gauge(
+    "astrolabe_length_correction",
+    "What estimates for a served model are multiplied with.",
+    ["model"],
+)
+LENGTH_EVIDENCE = Gauge(
+    "astrolabe_length_evidence", "Answers that the correction was learnt from.", ["model"]
+)
 DISPATCHED = Counter("astrolabe_dispatched_total", "Requests put into an inbox.", ["policy"])
 FALLBACKS = Counter(
     "astrolabe_dispatch_fallbacks_total",

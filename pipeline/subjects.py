@@ -31,6 +31,8 @@ class Header:
     PROMPT_TOKENS = "Astrolabe-Prompt-Tokens"
     MAX_TOKENS = "Astrolabe-Max-Tokens"
     ESTIMATE = "Astrolabe-Estimate"
+    ESTIMATE_SOURCE = "Astrolabe-Estimate-Source"
+    MODEL = "Astrolabe-Model"
     COMPLETION_TOKENS = "Astrolabe-Completion-Tokens"
     REASON = "Astrolabe-Reason"
     ORIGINAL_SUBJECT = "Astrolabe-Subject"

@@ -1,11 +1,11 @@
 """What a length model has to beat: three estimators that need no neural network."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
 from sklearn.linear_model import Ridge
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import make_pipeline, make_union
 
 from tagger.dataset import Row
 from tagger.metrics import Array, Quality, quality
@@ -13,14 +13,14 @@ from tagger.metrics import Array, Quality, quality
 LENGTH_BINS = 20
 HASHED_FEATURES = 2**18
 RIDGE_ALPHA = 3.0
-CHARS_READ_MAX = 8_192
+CHARS_READ_MAX = 2_048
 
 Predict = Callable[[Sequence[Row]], Array]
 """Rows → log(1 + tokens), [n]."""
 
 
 def baselines(
-    train: Sequence[Row], sets: dict[str, Sequence[Row]]
+    train: Sequence[Row], sets: Mapping[str, Sequence[Row]]
 ) -> dict[str, dict[str, Quality]]:
     """Quality of each baseline, fitted on `train`, on each named set."""
     length = np.log1p([row.response_tokens for row in train])
@@ -54,9 +54,13 @@ def _prompt_length(train: Sequence[Row], length: Array) -> Predict:
 
 
 def _ridge(train: Sequence[Row], length: Array) -> Predict:
-    """Linear in hashed word 1- and 2-grams."""
+    """Linear in hashed word 1- and 2-grams and character 3- to 5-grams."""
+    words = HashingVectorizer(n_features=HASHED_FEATURES, ngram_range=(1, 2), alternate_sign=False)
+    characters = HashingVectorizer(
+        n_features=HASHED_FEATURES, analyzer="char_wb", ngram_range=(3, 5), alternate_sign=False
+    )
     model = make_pipeline(
-        HashingVectorizer(n_features=HASHED_FEATURES, ngram_range=(1, 2), alternate_sign=False),
+        make_union(words, characters),
         TfidfTransformer(sublinear_tf=True),
         Ridge(alpha=RIDGE_ALPHA, solver="sparse_cg"),
     )

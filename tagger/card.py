@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tagger.commands import BASE_NAME
 from tagger.model import CARD_FILE
+from tagger.starts import BASE_NAME
 
 COLUMNS = (
     "estimator",
@@ -38,6 +38,7 @@ def write_card(
     token_ratio: float,
     training: dict[str, Any],
     difference: float,
+    precision: str,
 ) -> None:
     """A card without quality figures; `add_quality` completes it."""
     card = {
@@ -46,6 +47,7 @@ def write_card(
         "token_ratio": round(token_ratio, 4),
         "training": training,
         "onnx_difference_max": difference,
+        "precision": precision,
     }
     (folder / CARD_FILE).write_text(json.dumps(card, indent=2) + "\n")
 
@@ -70,13 +72,14 @@ def _readable(card: dict[str, Any]) -> str:
         f"# {card['name']}",
         "",
         "Estimates how many tokens a chat model will answer with (p10, p50, p90), from its prompt.",
-        "RoBERTa architecture, int8 ONNX, made by `astrolabe tagger train | export | evaluate`.",
+        f"RoBERTa architecture, {card['precision']} ONNX, by `astrolabe tagger train | export`.",
         "",
         f"* Started from {training['base_name']}, whose licence NOTICE names.",
         *(f"* {_training(record)}" for record in _trainings(training)),
         f"* Data: {card['data']}",
         f"* Largest difference between PyTorch and fp32 ONNX: {card['onnx_difference_max']:.1e}. "
-        "The figures below are those of the int8 file.",
+        f"The figures below are those of the {card['precision']} file; `fp32` is the same model "
+        "before it was quantised.",
         f"* Token counts: {card['token_ratio']} cl100k tokens per WordPiece token.",
         f"* Speed where it was made: {took['mean']:.1f} ms of one core per prompt of the "
         f"validation file (median {took['median']:.1f}, p90 {took['p90']:.1f}).",
@@ -89,6 +92,8 @@ def _readable(card: dict[str, Any]) -> str:
         if title not in report:
             continue
         rows = {"this model": report[title]}
+        if "fp32" in report:
+            rows["fp32"] = report["fp32"][title]
         rows |= {name: sets[title] for name, sets in report["baselines"].items()}
         lines += [
             "",
@@ -100,7 +105,9 @@ def _readable(card: dict[str, Any]) -> str:
         lines += [_row(name, one) for name, one in rows.items()]
     lines += [
         "",
-        "The validation file chose the checkpoint, so these figures flatter the model a little.",
+        "The checkpoint was chosen on a twentieth of the training data (whole conversations), not",
+        "on the validation file. Turns are judged with what the file tells of the conversation",
+        "before them, as a chat request tells it.",
         "Lengths are those of the assistants that ShareGPT's users talked to; another model's are",
         "ordered much alike and are longer or shorter as a whole.",
         "",
@@ -116,8 +123,9 @@ def _trainings(record: dict[str, Any]) -> list[dict[str, Any]]:
 def _training(record: dict[str, Any]) -> str:
     cut = "Then cut to" if "start" in record else "Trained with"
     layers = "1 encoder layer" if record["layers"] == 1 else f"{record['layers']} encoder layers"
+    taught = ", taught by the model before it" if "teacher" in record else ""
     return (
-        f"{cut} {layers}: {record['best_step']} steps of "
+        f"{cut} {layers}{taught}: best after {record['best_step']} of {record['steps']} steps of "
         f"{record['batch_size']}, seed {record['seed']}, pinball loss on log(1 + tokens)."
     )
 
@@ -128,8 +136,9 @@ def _commands(card: dict[str, Any]) -> list[str]:
     lines, base = [], ""
     for number, record in enumerate(_trainings(card["training"]), 1):
         out = f"trained-{number}"
+        teacher = f" --teacher trained-{number - 1}" if "teacher" in record else ""
         lines.append(
-            f"astrolabe tagger train {files}{base} --layers {record['layers']} "
+            f"astrolabe tagger train --data TRAIN{base}{teacher} --layers {record['layers']} "
             f"--steps {record['steps']} --batch-size {record['batch_size']} "
             f"--rate {record['rate']} --seed {record['seed']} --out {out}"
         )

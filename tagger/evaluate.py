@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from tagger.dataset import Row, read_rows
+from tagger.dataset import Row
 from tagger.metrics import Array, Quality, quality
 from tagger.model import LengthModel
 
 Sets = dict[str, Quality]
+MAIN_SETS = ("first_turn", "all")
+BUCKETS = (0, 16, 64, 256, 1 << 40)
+"""Prompt tokens at which one class of prompts ends and the next begins."""
 FIGURES = {
     "MAE": ("mae", ".1f"),
     "median AE": ("median_ae", ".0f"),
@@ -32,38 +36,48 @@ FIGURES = {
 
 
 def evaluate(model: LengthModel, rows: Sequence[Row]) -> tuple[Sets, Array]:
-    """Quality on all rows, and on first turns where the file tells them apart; and the speed.
+    """Quality on each of `sets_of`, and the speed. What a row tells of its conversation is used.
 
     The speed is what each prompt took of one core in milliseconds, [rows], its tokenising included.
     """
-    estimates, took_ms = [], []
+    estimates, took_ms = {}, []
     for row in track(rows, description="estimating"):
         started = time.thread_time()  # not the clock: other processes' work is not the model's
-        estimates.append(model.estimate_one(row.prompt)[1])
+        estimates[id(row)] = model.estimate_one(row.prompt, row.conversation)
         took_ms.append((time.thread_time() - started) * 1000)
-    quantiles = np.array(estimates)
-    true = np.array([row.response_tokens for row in rows], dtype=np.float64)
-    first = np.array([row.first_turn for row in rows])
-    judged = {"all": quality(true, quantiles)}
-    if first.any():
-        judged["first_turn"] = quality(true[first], quantiles[first])
+    judged = {}
+    for name, part in sets_of(rows).items():
+        true = np.array([row.response_tokens for row in part], dtype=np.float64)
+        judged[name] = quality(true, np.array([estimates[id(row)] for row in part]))
     return judged, np.array(took_ms)
 
 
-def evaluate_baselines(train_file: Path, rows: Sequence[Row]) -> dict[str, Sets]:
-    """The same for the three baselines, fitted on `train_file`."""
+def evaluate_baselines(train: Sequence[Row], rows: Sequence[Row]) -> dict[str, Sets]:
+    """The same for the three baselines, fitted on `train`."""
     from tagger.baselines import baselines  # needs scikit-learn, which judging alone does not
 
-    sets: dict[str, Sequence[Row]] = {"all": rows}
-    if first := [row for row in rows if row.first_turn]:
-        sets["first_turn"] = first
-    return baselines(read_rows(train_file), sets)
+    return baselines(train, sets_of(rows))
 
 
-def as_json(judged: Sets, took_ms: Array, beside: dict[str, Sets]) -> dict[str, object]:
-    """{"first_turn": {…}, "all": {…}, "cpu_ms": {…}, "baselines": {name: {…}}}."""
+def sets_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The parts that are judged by themselves: all rows, first turns, and prompts by their length
+    where the file counts them. Empty ones are left out."""
+    sets = {"all": list(rows), "first_turn": [row for row in rows if row.first_turn]}
+    for low, high in pairwise(BUCKETS):
+        name = f"prompt_{low}_to_{high}" if high < BUCKETS[-1] else f"prompt_from_{low}"
+        sets[name] = [row for row in rows if low <= (row.prompt_tokens or -1) < high]
+    return {name: part for name, part in sets.items() if part}
+
+
+def as_json(
+    judged: Sets, took_ms: Array, beside: dict[str, Sets], *, fp32: Sets | None = None
+) -> dict[str, object]:
+    """{"first_turn": {…}, "all": {…}, "prompt_…": {…}, "cpu_ms": {…}, "baselines": {name: {…}}},
+    and "fp32" with the figures of the same model before it was quantised."""
+    full = {} if fp32 is None else {"fp32": {name: one.as_dict() for name, one in fp32.items()}}
     return {
         **{name: one.as_dict() for name, one in judged.items()},
+        **full,
         "cpu_ms": {
             "mean": round(float(took_ms.mean()), 2),
             "median": round(float(np.median(took_ms)), 2),
@@ -85,11 +99,31 @@ def write_json(path: Path, report: dict[str, object]) -> None:
 def print_table(judged: Sets, took_ms: Array, beside: dict[str, Sets], console: Console) -> None:
     """One table a set, the model first; tokens where nothing else is said."""
     for title in judged:
-        console.print(_table(title, {"model": judged, **beside}))
+        if title in MAIN_SETS:
+            console.print(_table(title, {"model": judged, **beside}))
+    console.print(_by_prompt(judged))
     console.print(
         f"one core, ms per prompt: mean {took_ms.mean():.1f}, median {np.median(took_ms):.1f}, "
         f"p90 {np.quantile(took_ms, 0.9):.1f}"
     )
+
+
+def _by_prompt(judged: Sets) -> Table:
+    table = Table(title="by the prompt's tokens")
+    for column in ("prompt", "n", "MAE", "Spearman", "pairs 2x apart", "p10 to p90 holds"):
+        table.add_column(column, justify="right")
+    for name, one in judged.items():
+        if name in MAIN_SETS:
+            continue
+        table.add_row(
+            name.removeprefix("prompt_").replace("_", " "),
+            f"{one.n:,}",
+            f"{one.mae:.1f}",
+            f"{one.spearman:.3f}",
+            f"{one.pair_order_2x:.3f}",
+            "-" if one.coverage is None else f"{one.coverage:.2f}",
+        )
+    return table
 
 
 def _table(title: str, estimators: dict[str, Sets]) -> Table:

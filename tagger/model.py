@@ -1,7 +1,9 @@
-"""The length model as it is served: an int8 ONNX file, its tokenizer, its card. No torch here."""
+"""The length model as it is served: an ONNX file, its tokenizer, its card. No torch here."""
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,10 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import UsageError
+from pipeline.messages import ChatMessage
+from tagger.conversation import Conversation, conversation_of, features
 from tagger.text import PromptTokenizer, batch
 
 PACKAGED = Path(__file__).parent / "model"
 MODEL_FILE, TOKENIZER_FILE, CARD_FILE = "model.onnx", "tokenizer.json", "card.json"
+FRAME_TOKENS = 4
+"""What usual chat templates put around a message."""
 PROVIDERS = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
 
@@ -27,6 +33,16 @@ class Card(msgspec.Struct, frozen=True):
     """Tokens of the served model per token of this one's tokenizer, measured when it was made."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One prompt as the model takes it."""
+
+    ids: list[int]
+    features: list[float]
+    prompt_tokens: int
+    """About how many tokens the served model makes of all that the engine reads."""
+
+
 class LengthModel:
     """Estimates answer lengths. Thread-safe; one prompt takes milliseconds."""
 
@@ -34,6 +50,8 @@ class LengthModel:
         self._session = session
         self._tokenizer = tokenizer
         self._card = card
+        self._inputs = [one.name for one in session.get_inputs()]
+        """A model that was trained without the conversation does not take it."""
 
     @classmethod
     def load(cls, folder: Path | None = None, *, threads: int = 1) -> "LengthModel":
@@ -56,36 +74,64 @@ class LengthModel:
         providers: Sequence[str] = self._session.get_providers()
         return providers
 
-    def estimate(self, prompts: Sequence[str]) -> npt.NDArray[np.float64]:
-        """p10, p50, p90 of each answer's tokens, [n, 3], in order, at least 1.
-
-        One by one: int8 scales are taken over a whole batch, so a batch would let prompts change
-        each other's estimates, and on a CPU it is no faster.
-        """
-        rows = [self._run(self._tokenizer.tokens(prompt).ids) for prompt in prompts]
-        return np.concatenate(rows) if rows else np.empty((0, 3))
-
-    def estimate_one(self, prompt: str) -> tuple[int, tuple[float, float, float]]:
-        """Prompt tokens of the served model, and p10, p50, p90 of its answer's."""
+    def read(self, prompt: str, conversation: Conversation | None = None) -> Reading:
+        """A bare prompt, with what is known of the conversation before it."""
         tokens = self._tokenizer.tokens(prompt)
-        p10, p50, p90 = (float(value) for value in self._run(tokens.ids)[0])
-        return self._scaled(tokens.counted), (p10, p50, p90)
+        before = 0 if conversation is None else conversation.context_tokens
+        return Reading(tokens.ids, features(conversation), self._scaled(tokens.counted) + before)
 
-    def count_tokens(self, prompt: str) -> int:
-        """About how many tokens the served model makes of the prompt."""
-        return self._scaled(self._tokenizer.tokens(prompt).counted)
+    def read_chat(self, messages: Sequence[ChatMessage]) -> Reading:
+        """A chat: the model reads its last message, and how long what came before it was."""
+        counts = [self.count_tokens(message.content) for message in messages]
+        tokens = self._tokenizer.tokens(messages[-1].content)
+        conversation = conversation_of(messages, counts)
+        framed = sum(counts) + FRAME_TOKENS * len(messages)
+        return Reading(tokens.ids, features(conversation), framed)
 
-    def _scaled(self, counted: int) -> int:
-        return max(1, round(counted * self._card.token_ratio))
+    def estimate(self, readings: Sequence[Reading]) -> npt.NDArray[np.float64]:
+        """p10, p50, p90 of each answer's tokens, [n, 3], in order, at least 1; in one batch.
 
-    def _run(self, ids: list[int]) -> npt.NDArray[np.float64]:
-        input_ids, mask = batch([ids], self._tokenizer.pad)
+        Where scales are taken over a whole batch, as dynamic int8 does, a batch lets prompts
+        change each other's estimates a little: one at a time, then.
+        """
+        if not readings:
+            return np.empty((0, 3))
+        input_ids, mask = batch([reading.ids for reading in readings], self._tokenizer.pad)
+        known = np.array([reading.features for reading in readings], dtype=np.float32)
+        given = {"input_ids": input_ids, "attention_mask": mask, "features": known}
         (quantiles,) = self._session.run(
-            ["quantiles"], {"input_ids": input_ids, "attention_mask": mask}
+            ["quantiles"], {name: given[name] for name in self._inputs}
         )
         return np.maximum.accumulate(
             np.maximum(np.expm1(quantiles.astype(np.float64)), 1.0), axis=1
         )
+
+    def estimate_one(
+        self, prompt: str, conversation: Conversation | None = None
+    ) -> tuple[float, float, float]:
+        """p10, p50, p90 of one answer's tokens."""
+        p10, p50, p90 = self.estimate([self.read(prompt, conversation)])[0]
+        return float(p10), float(p50), float(p90)
+
+    def count_tokens(self, text: str) -> int:
+        """About how many tokens the served model makes of the text."""
+        return self._scaled(self._tokenizer.tokens(text).counted)
+
+    def _scaled(self, counted: int) -> int:
+        return max(1, round(counted * self._card.token_ratio))
+
+
+def both_runtimes_installed() -> bool:
+    """onnxruntime and onnxruntime-gpu install the same folder: what runs is a matter of luck."""
+    return all(_installed(name) for name in ("onnxruntime", "onnxruntime-gpu"))
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _read_card(folder: Path) -> Card:

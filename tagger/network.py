@@ -1,4 +1,5 @@
-"""The length model: a RoBERTa encoder, mean pooling, and a head of three ordered quantiles.
+"""The length model: a RoBERTa encoder, mean pooling, what is known of the conversation beside it,
+and a head of three ordered quantiles.
 
 The default start is all-MiniLM-L6-v2, whose BERT weights fit the RoBERTa architecture exactly: one
 token type, position rows shifted by the padding index, BERT's own layer-norm epsilon.
@@ -12,28 +13,39 @@ from torch import Tensor, nn
 from transformers import AutoConfig, BertModel, RobertaConfig, RobertaModel
 
 from pipeline.errors import UsageError
+from tagger.conversation import FEATURES
 
 QUANTILES = (0.1, 0.5, 0.9)
 WEIGHTS_FILE = "weights.pt"
+HISTORY_WIDTH = 32
+MIX_WIDTH = 192
+DROPOUT = 0.1
 
 
 class LengthNetwork(nn.Module):
-    """ids, mask [batch, length] → p10, p50, p90 of log(1 + tokens), [batch, 3], in order."""
+    """ids, mask [batch, length], features [batch, FEATURES] → p10, p50, p90 of log(1 + tokens),
+    [batch, 3], in order."""
 
     def __init__(self, encoder: RobertaModel) -> None:
         super().__init__()
         self.encoder = encoder
-        self.head = nn.Linear(encoder.config.hidden_size, 3)
+        width = encoder.config.hidden_size
+        self.history = nn.Sequential(nn.Linear(FEATURES, HISTORY_WIDTH), nn.GELU())
+        self.mix = nn.Sequential(
+            nn.Dropout(DROPOUT), nn.Linear(width + HISTORY_WIDTH, MIX_WIDTH), nn.GELU()
+        )
+        self.head = nn.Linear(MIX_WIDTH, 3)
         # Answers of about 200 tokens, give or take a factor of three: a start near the data.
         nn.init.normal_(self.head.weight, std=0.01)
         with torch.no_grad():
             self.head.bias.copy_(torch.tensor([0.8, 5.3, 0.6]))
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, features: Tensor) -> Tensor:
         states = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         weight = attention_mask.unsqueeze(-1).to(states.dtype)
         pooled = (states * weight).sum(1) / weight.sum(1)
-        below, middle, above = self.head(pooled).unbind(-1)
+        mixed = self.mix(torch.cat((pooled, self.history(features)), dim=-1))
+        below, middle, above = self.head(mixed).unbind(-1)
         # Distances from the median are positive, so the quantiles cannot cross.
         return torch.stack(
             (
@@ -43,6 +55,10 @@ class LengthNetwork(nn.Module):
             ),
             dim=-1,
         )
+
+    def fresh_parts(self) -> list[nn.Module]:
+        """What starts from nothing where the encoder starts from a trained one."""
+        return [self.history, self.mix, self.head]
 
 
 def pinball(predicted: Tensor, target: Tensor) -> Tensor:
@@ -106,7 +122,10 @@ def load_network(folder: Path, layers: int | None = None) -> LengthNetwork:
         config = RobertaConfig.from_pretrained(folder)
         config._attn_implementation = "eager"  # the form that exports to plain operators
         network = LengthNetwork(RobertaModel(config, add_pooling_layer=False))
-        network.load_state_dict(torch.load(folder / WEIGHTS_FILE, weights_only=True))
+        try:
+            network.load_state_dict(torch.load(folder / WEIGHTS_FILE, weights_only=True))
+        except RuntimeError as error:  # torch's own word for other names or shapes
+            raise UsageError(f"{folder}: weights of another form; train it again") from error
         _cut(network.encoder, layers)
         return network
     kind = AutoConfig.from_pretrained(folder).model_type

@@ -62,7 +62,8 @@ def _estimated(path: Path, rows: list[Row]) -> tuple[str, Floats]:
     found = _load(kept, len(rows))
     if found is None:
         model = LengthModel.load()
-        found = model.name, model.estimate([row.prompt for row in rows])
+        estimates = [model.estimate_one(row.prompt) for row in rows]
+        found = model.name, np.array(estimates, dtype=np.float64)
         _save(kept, *found)
     return found
 

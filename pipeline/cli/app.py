@@ -5,9 +5,8 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from pipeline.cli import components, evaluate, load, stack
+from pipeline.cli import components, evaluate, length_model, load, stack
 from pipeline.errors import AstrolabeError
-from tagger import commands
 
 app = typer.Typer(
     name="astrolabe",
@@ -33,9 +32,10 @@ app.command(rich_help_panel=MEASURE, help=evaluate.HELP)(evaluate.evaluate)
 
 tagger_app = typer.Typer(invoke_without_command=True)
 tagger_app.callback()(components.tagger)
-tagger_app.command()(commands.train)
-tagger_app.command()(commands.export)
-tagger_app.command()(commands.evaluate)
+tagger_app.command()(length_model.train)
+tagger_app.command()(length_model.export)
+tagger_app.command()(length_model.evaluate)
+tagger_app.command()(length_model.collect)
 app.add_typer(tagger_app, name="tagger", rich_help_panel=COMPONENTS)
 
 

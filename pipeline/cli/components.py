@@ -47,14 +47,35 @@ def tagger(
     url: Url = DEFAULT_URL,
     prefix: Prefix = DEFAULT_PREFIX,
     credentials: Credentials = None,
+    estimator: Annotated[
+        str,
+        typer.Option(
+            help="model: the length model. length: a rule of the prompt's length. constant: the "
+            "running median of the last answers.",
+        ),
+    ] = "model",
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="ASTROLABE_LENGTH_MODEL",
+            help="Folder of an exported length model. Default: the packaged one.",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="[MODEL=]PATH of a served model's tokenizer.json, or its folder: prompts are then "
+            "counted exactly. Default: a measured ratio.",
+        ),
+    ] = None,
     budget_ms: Annotated[
         float,
         typer.Option(
             min=1,
             max=10_000,
-            help="Longest wait for the length model; past it the running median serves.",
+            help="Longest wait for a turn at the length model; past it the running median serves.",
         ),
-    ] = 100.0,
+    ] = 30.0,
     threads: Annotated[
         int, typer.Option(min=1, max=64, help="Prompts estimated at once, one core each.")
     ] = 1,
@@ -70,7 +91,13 @@ def tagger(
         return
     from tagger.service import TaggerSettings, serve_tagger
 
-    settings = TaggerSettings(budget_ms=budget_ms, threads=threads)
+    settings = TaggerSettings(
+        estimator=estimator,  # type: ignore[arg-type]  # checked when made
+        model=model,
+        tokenizers=tuple(tokenizer or ()),
+        budget_ms=budget_ms,
+        threads=threads,
+    )
 
     async def serve(bus: Bus, stop: Stop) -> None:
         await serve_tagger(bus, settings, stop)

@@ -10,7 +10,7 @@ from pipeline.bus.topology import tagger_consumer
 from pipeline.cancels import Cancels
 from pipeline.codec import decode, encode
 from pipeline.conclusion import conclude, find_result
-from pipeline.estimates import Estimate
+from pipeline.estimates import Estimate, Question
 from pipeline.intake import Intake
 from pipeline.messages import (
     PROMPT_BYTES_MAX,
@@ -26,9 +26,9 @@ from pipeline.messages import (
 class Fixed:
     """An estimator that always says the same."""
 
-    async def estimate(self, prompt: str) -> Estimate:
+    async def estimate(self, question: Question) -> Estimate:
         length = LengthEstimate(p10=10.0, p50=100.0, p90=300.0, source="fixed")
-        return Estimate(len(prompt), length, 1.0)
+        return Estimate(len(question.prompt), length, 1.0)
 
 
 @pytest.fixture
@@ -101,7 +101,9 @@ async def test_a_good_request_is_tagged_and_kept_in_history(bus: Bus) -> None:
 async def test_ignore_eos_makes_the_length_known(bus: Bus) -> None:
     await publish(bus, encode(Request(id="r1", prompt="x", max_tokens=77, ignore_eos=True)))
     (request,) = await eventually_tagged(bus, 1)
-    assert request.estimate == LengthEstimate(p10=77, p50=77, p90=77, source="ignore_eos")
+    assert request.estimate == LengthEstimate(
+        p10=77, p50=77, p90=77, source="ignore_eos", capped=True
+    )
 
 
 BAD = [

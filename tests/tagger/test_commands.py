@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli import length_model as commands
 from pipeline.errors import UsageError
-from tagger import commands
+from tagger.starts import checked_base
 
 
 def test_a_missing_package_names_its_extra() -> None:
@@ -15,12 +16,12 @@ def test_a_missing_package_names_its_extra() -> None:
 
 def test_a_base_is_a_folder_and_nothing_is_fetched(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"config\.json is missing"):
-        commands._base(Path("roberta-base"))
+        checked_base(Path("roberta-base"))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UsageError, match=r"tokenizer\.json is missing"):
-        commands._base(tmp_path)
+        checked_base(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert commands._base(tmp_path) == tmp_path
+    assert checked_base(tmp_path) == tmp_path
 
 
 def test_the_packaged_model_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,3 +33,18 @@ def test_the_packaged_model_is_judged(tmp_path: Path, capsys: pytest.CaptureFixt
     commands.evaluate(data, json=report)
     assert '"spearman": 1.0' in report.read_text()
     assert "Spearman" in capsys.readouterr().out
+
+
+def test_data_come_from_a_file_or_from_traffic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "TRAINING", ())
+    with pytest.raises(UsageError, match="either --data FILE or --from-results"):
+        commands.train()
+    with pytest.raises(UsageError, match="either --data FILE or --from-results"):
+        commands.train(tmp_path / "a.jsonl", from_results=True)
+
+
+def test_a_file_of_an_unknown_kind_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"a\.csv: neither \.jsonl nor"):
+        commands.evaluate(tmp_path / "a.csv")

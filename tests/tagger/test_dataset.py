@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import UsageError
-from tagger.dataset import Row, read_rows
+from tagger.conversation import Conversation
+from tagger.dataset import Row, read_rows, split, write_rows
 
 
 def test_rows_are_read_plain_and_compressed(tmp_path: Path) -> None:
@@ -49,3 +50,41 @@ def test_no_file_and_no_rows_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(UsageError, match="no rows"):
         read_rows(tmp_path / "empty.jsonl")
+
+
+def test_no_conversation_is_on_both_sides_of_a_split() -> None:
+    rows = [
+        Row(prompt=f"{conversation}.{turn}", response_tokens=1, conv=conversation)
+        for conversation in range(400)
+        for turn in range(3)
+    ]
+    kept, held_out = split(rows, 0.25)
+    assert len(kept) + len(held_out) == len(rows)
+    assert not {row.conv for row in kept} & {row.conv for row in held_out}
+    assert 200 < len(held_out) < 400
+    assert split(rows[::-1], 0.25)[1] == held_out[::-1], "whatever the order"
+
+
+def test_rows_without_a_conversation_are_split_by_their_prompt() -> None:
+    rows = [Row(prompt=str(number % 50), response_tokens=1) for number in range(500)]
+    kept, held_out = split(rows, 0.5)
+    assert not {row.prompt for row in kept} & {row.prompt for row in held_out}
+
+
+def test_what_a_row_tells_of_its_conversation() -> None:
+    told = Row(prompt="a", response_tokens=1, turn=2, context_tokens=9, prev_response_tokens=5)
+    assert told.conversation == Conversation(2, 9, 5)
+    first = Row(prompt="a", response_tokens=1, turn=0, context_tokens=0, prev_response_tokens=-1)
+    assert first.conversation == Conversation(0, 0, 0)
+    assert Row(prompt="a", response_tokens=1, turn=2).conversation is None
+
+
+def test_what_is_written_is_read_again_and_added_to(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "rows.jsonl"
+    rows = [
+        Row(prompt="a\n🦊", response_tokens=1, conv="c"),
+        Row(prompt="b", response_tokens=2),
+    ]
+    write_rows(path, rows[:1])
+    write_rows(path, rows[1:])
+    assert read_rows(path) == rows

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 
 from pipeline.errors import UsageError
+from pipeline.messages import ChatMessage
+from tagger.conversation import FEATURES, Conversation, conversation_of, features
 from tagger.model import CARD_FILE, MODEL_FILE, PACKAGED, TOKENIZER_FILE, LengthModel, file_hash
 
 PROMPTS = [
@@ -30,24 +33,30 @@ def model() -> LengthModel:
     return LengthModel.load()
 
 
+def estimates_of(model: LengthModel, prompts: Sequence[str]) -> list[tuple[float, float, float]]:
+    return [model.estimate_one(prompt) for prompt in prompts]
+
+
 def test_estimates_are_ordered_and_positive(model: LengthModel) -> None:
-    estimates = model.estimate(PROMPTS)
-    assert estimates.shape == (len(PROMPTS), 3)
+    estimates = np.array(estimates_of(model, PROMPTS))
     assert (np.diff(estimates, axis=1) >= 0).all()
     assert (estimates >= 1).all()
     assert (estimates < 5000).all()
 
 
-def test_an_estimate_depends_on_its_prompt_alone(model: LengthModel) -> None:
-    together = model.estimate(PROMPTS)
-    alone = np.concatenate([model.estimate([prompt]) for prompt in PROMPTS])
-    again = LengthModel.load().estimate(PROMPTS[::-1])[::-1]
-    assert np.array_equal(together, alone)
-    assert np.array_equal(together, again)
+def test_the_same_prompt_has_the_same_estimate_whatever_came_before(model: LengthModel) -> None:
+    again = estimates_of(LengthModel.load(), PROMPTS[::-1])[::-1]
+    assert estimates_of(model, PROMPTS) == again
 
 
 def test_no_prompts_have_no_estimates(model: LengthModel) -> None:
     assert model.estimate([]).shape == (0, 3)
+
+
+def test_a_batch_has_a_row_for_each_prompt(model: LengthModel) -> None:
+    """Close to what each has alone: int8 scales are taken over the batch."""
+    together = model.estimate([model.read(prompt) for prompt in PROMPTS])
+    np.testing.assert_allclose(together, estimates_of(model, PROMPTS), rtol=0.25)
 
 
 def test_threads_share_one_model(model: LengthModel) -> None:
@@ -62,15 +71,29 @@ def test_what_runs_it_is_known(model: LengthModel) -> None:
 
 
 def test_an_essay_is_expected_to_be_longer_than_a_fact(model: LengthModel) -> None:
-    fact, essay = model.estimate(PROMPTS[:2])
+    fact, essay = estimates_of(model, PROMPTS[:2])
     assert essay[1] > 2 * fact[1]
 
 
-def test_one_call_gives_count_and_estimate(model: LengthModel) -> None:
-    for prompt in PROMPTS:
-        count, quantiles = model.estimate_one(prompt)
-        assert count == model.count_tokens(prompt) >= 1
-        assert quantiles == tuple(model.estimate([prompt])[0])
+def test_a_chat_is_its_last_message_and_what_came_before(model: LengthModel) -> None:
+    messages = [
+        ChatMessage(role="system", content="You are kind."),
+        ChatMessage(role="user", content="Tell me about bees."),
+        ChatMessage(role="assistant", content="Bees are insects. " * 40),
+        ChatMessage(role="user", content="Go on."),
+    ]
+    reading = model.read_chat(messages)
+    counts = [model.count_tokens(message.content) for message in messages]
+    told = conversation_of(messages, counts)
+    assert told == Conversation(2, counts[1] + counts[2], counts[2])
+    assert reading.ids == model.read("Go on.").ids
+    assert reading.features == features(told)
+    assert sum(counts) < reading.prompt_tokens < sum(counts) + 30
+
+
+def test_of_a_bare_prompt_no_history_is_claimed() -> None:
+    assert features(None) == [0.0] * FEATURES
+    assert features(Conversation(0, 0, 0)) == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_tokens_are_counted_about_right(model: LengthModel) -> None:
@@ -119,7 +142,7 @@ def test_a_missing_runtime_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_serving_needs_no_training_package() -> None:
-    code = "import sys, tagger.model, tagger.commands; print(*sys.modules)"
+    code = "import sys, tagger.model, pipeline.cli.length_model; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"torch", "transformers", "onnx", "onnxruntime", "scipy", "sklearn"}
     assert not heavy & set(done.stdout.split())

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from pipeline.errors import UsageError
+from tagger.conversation import FEATURES
 from tagger.network import WEIGHTS_FILE, LengthNetwork, _spaced, load_network, pinball
 
 SMALL = {
@@ -55,7 +56,7 @@ def test_a_trained_model_is_a_start_and_can_be_cut(tmp_path: Path) -> None:
     assert cut.encoder.config.num_hidden_layers == len(cut.encoder.encoder.layer) == 2
     assert torch.equal(cut.head.weight, trained.head.weight)
     ids = torch.randint(1, 50, (3, 7))
-    quantiles = cut.eval()(ids, torch.ones_like(ids))
+    quantiles = cut.eval()(ids, torch.ones_like(ids), torch.zeros(3, FEATURES))
     assert (quantiles.diff(dim=1) >= 0).all()
 
 

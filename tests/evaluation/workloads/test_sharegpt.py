@@ -50,20 +50,24 @@ def test_a_tokenizer_counts_better(tmp_path: Path) -> None:
     assert table.response_tokens.tolist() == [3]
 
 
-def test_a_file_that_is_cut_short_or_another_is_named(tmp_path: Path) -> None:
-    path = written(tmp_path / "sharegpt.json", piece("a_0", ("human", "hi"), ("gpt", "hi")))
-    path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(UsageError, match=r"sharegpt\.json: Input data was truncated"):
+def test_a_file_that_is_cut_short_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "sharegpt.json",
+        piece("a_0", ("human", "x" * 8), ("gpt", "y" * 400)),
+        piece("b_0", ("human", "hi"), ("gpt", "hi")),
+    )
+    path.write_bytes(path.read_bytes()[:-9])
+    assert read_sharegpt(path).response_tokens.tolist() == [100]
+    path.write_bytes(path.read_bytes()[:9])
+    with pytest.raises(UsageError, match=r"sharegpt\.json: no whole record"):
         read_sharegpt(path)
+
+
+def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "sharegpt.json"
     path.write_text('[{"id": "a_0"}]')
-    with pytest.raises(UsageError, match="missing required field `conversations`"):
+    with pytest.raises(UsageError, match=r"record 0: .*missing required field `conversations`"):
         read_sharegpt(path)
-    path.write_text("[]")
-    with pytest.raises(UsageError, match="no conversation"):
+    path.write_text('{"id": "a_0"}')
+    with pytest.raises(UsageError, match="not a list"):
         read_sharegpt(path)
-
-
-def test_a_wrong_tokenizer_is_named(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"tokenizer\.json"):
-        tokenizer_count(tmp_path / "tokenizer.json")

@@ -51,7 +51,9 @@ def test_prompts_come_with_the_models_own_quantiles(
     table = read_tagged(path)
     assert table.estimates is not None
     assert table.estimates.source == model.name
-    np.testing.assert_allclose(table.estimates.quantiles, model.estimate(PROMPTS))
+    np.testing.assert_allclose(
+        table.estimates.quantiles, [model.estimate_one(prompt) for prompt in PROMPTS]
+    )
     assert table.response_tokens.tolist() == [10, 11, 12]
 
     del loads[:]
@@ -93,8 +95,8 @@ def test_what_is_kept_is_bounded(
     class Same:
         name = "same"
 
-        def estimate(self, prompts: list[str]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-            return np.ones((len(prompts), 3))
+        def estimate_one(self, prompt: str) -> tuple[float, float, float]:
+            return 1.0, 1.0, 1.0
 
     monkeypatch.setattr(LengthModel, "load", Same)
     for number in range(FILES_MAX + 3):
