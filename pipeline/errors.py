@@ -2,6 +2,7 @@
 
 AstrolabeError
 ├── UsageError                 a person gave a wrong option or file; one line, exit status 2
+├── EngineLost                 a worker's engine broke for good; the worker ends
 ├── RequestError               goes to the requester as an `error` event and result
 │   ├── BadRequest             a field or the body breaks the protocol
 │   ├── PromptTooLong          more prompt tokens than the model has room for
@@ -33,6 +34,10 @@ class AstrolabeError(Exception):
 
 class UsageError(AstrolabeError):
     """A wrong option, file or setting; the message names it and fits one line."""
+
+
+class EngineLost(AstrolabeError):
+    """The engine will serve nobody any more; whoever supervises the worker starts it anew."""
 
 
 class RequestError(AstrolabeError):

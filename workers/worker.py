@@ -8,6 +8,7 @@ others, and a new boot begins on the same engine.
 import asyncio
 import contextlib
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import msgspec
 import structlog
@@ -40,7 +41,14 @@ STATE_IDLE_S = 1.0
 """With nothing in hand: the predictor sees that the worker lives."""
 INBOX_DEPTH_EVERY_S = 1.0
 GRACE_S = 30.0
+ENGINE_ENDS_S = 2.0
+"""For the streams of an engine that broke to say so; each is then handed back as a crash."""
 REBOOT_WAIT_S = 1.0
+
+End = Literal["lost", "engine", "stop"]
+"""The lease was lost, the engine broke for good, or the worker was told to stop."""
+ENDS: tuple[End, ...] = get_args(End)
+"""If several come at once, the first of these."""
 
 
 def in_hand_max(limits: EngineLimits) -> int:
@@ -109,8 +117,8 @@ class Worker:
             sent_at_ms=wall_ms(),
         )
 
-    async def run(self, stop: Stop) -> bool:
-        """Serve until `stop` or until the lease is lost; True where a new boot should begin."""
+    async def run(self, stop: Stop) -> End:
+        """Serve until one of these comes; everything in hand has then found its place."""
         await self._cancels.start(self._bus)
         consumer = inbox_consumer(self._bus.subjects, self._settings.instance, self.boot)
         await consumer.ensure(self._bus)  # before anybody can be sent here
@@ -130,25 +138,25 @@ class Worker:
             ]
             tasks.create_task(queue.run())
             why = await self._wait_for_end(stop)
-            if why == "stop":
-                await self._drain(queue, stop)
-            else:
+            if why == "lost":
                 self._runner.abandon()
                 await queue.stop(0.0)
+            else:
+                grace_s = self._settings.grace_s if why == "stop" else ENGINE_ENDS_S
+                await self._drain(queue, grace_s, stop.hurry)
             for chore in chores:
                 chore.cancel()
-        if why == "stop":
+        if why != "lost":
             await self._hold.leave()
             await self._bus.jetstream.delete_consumer(consumer.stream, consumer.name)
-        return why == "lost"
+        return why
 
     async def close(self) -> None:
         """This boot is over; the connection serves the next one."""
         await self._cancels.close()
 
-    async def _wait_for_end(self, stop: asyncio.Event) -> str:
-        """Which comes first: the order to stop, the loss of the lease, the engine's failure."""
-        waits = {
+    async def _wait_for_end(self, stop: asyncio.Event) -> End:
+        waits: dict[asyncio.Task[object], End] = {
             asyncio.create_task(stop.wait()): "stop",
             asyncio.create_task(self._hold.lost.wait()): "lost",
             asyncio.create_task(self._engine.wait_failed()): "engine",
@@ -157,18 +165,16 @@ class Worker:
         for task in pending:
             task.cancel()
         reasons = {waits[task] for task in done}
-        if "engine" in reasons:
-            log.error("engine_failed_for_good", instance=self._settings.instance)
-        return "lost" if "lost" in reasons else "stop" if "stop" in reasons else "engine"
+        return next(why for why in ENDS if why in reasons)
 
-    async def _drain(self, queue: WorkQueue, stop: Stop) -> None:
+    async def _drain(self, queue: WorkQueue, grace_s: float, hurry: asyncio.Event) -> None:
         """Nothing new comes; what runs may finish within the grace period, the rest goes back."""
         self._draining = True
         await self._hold.beat()
         log.info("worker_draining", instance=self._settings.instance, in_hand=queue.in_hand)
         await queue.stop_pulling()
         await self._hand_back_inbox(untouched_only=True)
-        await queue.stop(self._settings.grace_s, stop.hurry)
+        await queue.stop(grace_s, hurry)
         await self._hand_back_inbox()
 
     async def _hand_back_inbox(self, *, untouched_only: bool = False) -> None:
@@ -249,23 +255,31 @@ class Worker:
 
 async def serve_worker(
     bus: Bus, tokens_bus: Bus, engine: Engine, settings: WorkerSettings, stop: Stop
-) -> None:
-    """Start the engine and serve boots until `stop`; the engine outlives a lost lease."""
+) -> str | None:
+    """Start the engine and serve boots until `stop`; the engine outlives a lost lease.
+
+    Returns why the engine broke for good, if it did: somebody has to start it anew.
+    """
     ready = await engine.start()
     try:
-        again = True
-        while again:
+        why: End = "lost"
+        while why == "lost":
             worker = Worker(bus, tokens_bus, engine, ready, settings)
             try:
-                again = await worker.run(stop)
+                why = await worker.run(stop)
             except* BusError as errors:
                 # The engine is dear to start: a bus that stumbles costs a boot, not the process.
-                again = not stop.is_set()
+                why = "stop" if stop.is_set() else "lost"
                 log.warning("boot_failed", errors=[str(error) for error in errors.exceptions])
                 await asyncio.sleep(REBOOT_WAIT_S)
             finally:
                 await worker.close()
-            if again:
+            if why == "lost":
                 log.warning("worker_reboots", instance=settings.instance)
+        if why != "engine":
+            return None
+        reason = await engine.wait_failed()
+        log.error("engine_failed_for_good", instance=settings.instance, reason=reason)
+        return reason
     finally:
         await engine.close()

@@ -21,12 +21,13 @@ from pipeline.cli.options import (
     bus_settings,
     checked_name,
 )
+from pipeline.errors import EngineLost
 from pipeline.metrics import serve_metrics
 from pipeline.policies import DEFAULT_POLICY, check_policy
 from pipeline.process import Serve, Stop, configure_logs, run_component
 from pipeline.subjects import DEFAULT_PREFIX
 
-ENGINES = ("simulated",)
+ENGINES = ("simulated", "openai")
 
 
 def _run(
@@ -216,11 +217,13 @@ def worker(
             async with asyncio.TaskGroup() as tasks:
                 if with_predictor:
                     tasks.create_task(Predictor(bus, PredictorSettings(instance)).serve(stop))
-                await serve_worker(bus, tokens_bus, made, settings, stop)
+                broken = await serve_worker(bus, tokens_bus, made, settings, stop)
                 stop.set()
         finally:
             lost.cancel()
             await tokens_bus.close()
+        if broken is not None:
+            raise EngineLost(f"{engine} engine of {instance}: {broken}")
 
     _run(f"worker-{instance}", bus_config, serve, log_level, log_format, metrics_port)
 

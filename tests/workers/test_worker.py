@@ -42,7 +42,8 @@ class Running:
 
     bus: Bus
     stop: Stop
-    task: asyncio.Task[None]
+    task: asyncio.Task[str | None]
+    engine: SimulatedEngine
     heard: list[Instance] = field(default_factory=list)
 
     @property
@@ -61,16 +62,17 @@ async def begin(bus: Bus, connect: Connect) -> AsyncIterator[Begin]:
     async def start(engine: SimulatedSettings = FAST, grace_s: float = 5.0) -> Running:
         stop = Stop()
         worker_bus, tokens_bus = await connect("worker"), await connect("tokens")
+        made = SimulatedEngine(engine)
         task = asyncio.create_task(
             serve_worker(
                 worker_bus,
                 tokens_bus,
-                SimulatedEngine(engine),
+                made,
                 WorkerSettings(instance="a", grace_s=grace_s),
                 stop,
             )
         )
-        running = Running(worker_bus, stop, task)
+        running = Running(worker_bus, stop, task, made)
         await bus.subscribe(
             bus.subjects.heartbeat("a"), lambda m: running.heard.append(decode(m.data, Instance))
         )
@@ -373,6 +375,32 @@ async def test_a_second_signal_hands_back_at_once(bus: Bus, begin: Begin) -> Non
         await running.task
     (request,) = await _tagged(bus)
     assert (request.id, request.attempt) == ("r1", 2)
+
+
+async def test_an_engine_that_breaks_ends_the_worker_and_loses_nothing(
+    bus: Bus, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await begin(SimulatedSettings(time_scale=1.0, max_num_seqs=2), grace_s=600)
+    for number in range(8):
+        request = Request(id=f"r{number}", prompt="hi", max_tokens=4000, ignore_eos=True)
+        await send(bus, running, request)
+    await eventually(lambda: running.heard[-1].running == 2, what="work")
+
+    def broken() -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(running.engine._scheduler, "step", broken)
+    async with asyncio.timeout(10):
+        reason = await running.task
+    assert reason is not None
+    assert "out of memory" in reason
+    handed_back = {request.id: request for request in await _tagged(bus)}
+    assert len(handed_back) == 8
+    assert {request.attempt for request in handed_back.values()} == {2}
+    assert handed_back["r0"].crashes == 1, "what the engine held counts as a crash"
+    assert handed_back["r7"].crashes == 0, "what nobody had begun does not"
+    assert await inbox_is_empty(bus)
+    assert running.heard[-1].state == "dead", "it said goodbye"
 
 
 async def _tagged(bus: Bus) -> list[TaggedRequest]:
