@@ -449,6 +449,11 @@ ENDED_REPORTED_MAX = 256
 LEDGER_MAX = 65_536
 
 
+StateSource = Literal["exact", "reported", "ledger"]
+"""The engine's own scheduler; the counts that it reports beside the worker's ledger; the ledger
+alone, made from the streams."""
+
+
 class StateUpdate(Struct, frozen=True, kw_only=True):
     """The whole ledger of one instance, in the order of the engine's own queues:
     running first, then waiting. MessagePack."""
@@ -472,6 +477,8 @@ class StateUpdate(Struct, frozen=True, kw_only=True):
     admission: Admission | None = None
     """Where the rules have such a thing and the engine tells; without it a predictor begins where
     an idle engine does."""
+    source: StateSource = "ledger"
+    """Where phases and progress come from."""
 
 
 def prompt_text(request: Request) -> str:

@@ -15,6 +15,7 @@ from pipeline.messages import (
     FinishReason,
     Phase,
     Request,
+    StateSource,
     StepSample,
     StepTime,
 )
@@ -68,6 +69,8 @@ class EngineStats:
     progress: Mapping[str, Progress] = field(default_factory=dict)
     """By key, in the order of the engine's queues (running, then waiting), where the engine can
     tell; empty where it cannot, and the ledger then infers it from the stream."""
+    source: StateSource = "exact"
+    """Where this comes from."""
     admission: Admission | None = None
     """What its scheduler carries from step to step, where its rules have that and it can tell."""
 

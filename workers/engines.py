@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -11,6 +12,8 @@ from workers.engine import Engine
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+ENGINES = ("simulated", "openai")
 
 T = TypeVar("T", bound="DataclassInstance")
 
@@ -23,7 +26,17 @@ def make_engine(name: str, arguments: Sequence[str]) -> Engine:
         from workers.simulated_settings import SimulatedSettings
 
         return SimulatedEngine(_convert(settings, SimulatedSettings))
-    raise UsageError(f"--engine {name}: choose from simulated")
+    if name == "openai":
+        from workers.openai_engine.settings import OpenAISettings
+
+        if "url" not in settings:
+            raise UsageError("--engine openai: set --engine-arg url=http://HOST:PORT")
+        if find_spec("aiohttp") is None:
+            raise UsageError("--engine openai: pip install 'astrolabe[openai]'")
+        from workers.openai_engine.engine import OpenAIEngine
+
+        return OpenAIEngine(_convert(settings, OpenAISettings))
+    raise UsageError(f"--engine {name}: choose from {', '.join(ENGINES)}")
 
 
 def _pairs(arguments: Sequence[str]) -> dict[str, str]:

@@ -228,6 +228,7 @@ class Worker:
             ended=self._ledger.ended(),
             steps=self._engine.take_steps(),
             admission=stats.admission,
+            source=stats.source,
         )
         try:
             await self._bus.publish(

@@ -28,6 +28,7 @@ from pipeline.process import Serve, Stop, configure_logs, run_component
 from pipeline.subjects import DEFAULT_PREFIX
 
 ENGINES = ("simulated", "openai")
+"""As in workers/engines.py, which is imported when one is chosen."""
 
 
 def _run(
@@ -175,9 +176,10 @@ def worker(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="A setting of the engine; repeat it. The simulated engine has: profile, "
-            "kv_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, overhead_ms, "
-            "noise, time_scale, seed, queue_max.",
+            help="A setting of the engine; repeat it. openai: url, model, api_key_env, profile, "
+            "rules, kv_blocks, block_size, max_num_seqs, max_num_batched_tokens, max_model_len, "
+            "priority. simulated: profile, rules, the same limits, overhead_ms, noise, time_scale, "
+            "seed, queue_max.",
         ),
     ] = None,
     with_predictor: Annotated[

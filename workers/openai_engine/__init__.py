@@ -1,0 +1,1 @@
+"""Any server that speaks the OpenAI API with streaming: vLLM, SGLang, llama.cpp, TGI, others."""

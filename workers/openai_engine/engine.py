@@ -1,0 +1,339 @@
+"""A server behind the OpenAI API as an engine: requests over a pool of connections, its load polled
+beside them.
+
+Closing a connection aborts its request: that is the one way which all these servers know.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import structlog
+
+from pipeline.errors import (
+    BadRequest,
+    DuplicateId,
+    EngineFailed,
+    Overloaded,
+    PromptTooLong,
+    UsageError,
+)
+from pipeline.messages import EngineLimits, Request, StepSample
+from predictor.step_time import PROFILES
+from workers.engine import Delta, EngineReady, EngineRequest, EngineStats
+from workers.openai_engine import wire
+from workers.openai_engine.limits import read_limits
+from workers.openai_engine.load import ServerLoad, read_loads, read_metrics
+from workers.openai_engine.settings import OpenAISettings
+from workers.openai_engine.stream import Counted, decoded, events
+from workers.openai_engine.token_times import TokenTimes
+
+log = structlog.get_logger()
+
+CONNECT_S = 5.0
+ANSWER_S = 5.0
+"""For everything that is no generation."""
+WARM_UP_S = 120.0
+POLL_EVERY_S = 0.25
+REFUSALS_MAX = 2
+"""Health checks in a row that find nobody listening: a server that restarts drops what it had."""
+LINE_BYTES_MAX = 1 << 20
+START_POLL_S = 0.5
+DETAILED = "continuous_usage_stats"
+
+
+@dataclass(eq=False, slots=True)
+class _Stream:
+    """One request at the server."""
+
+    prompt_tokens: int
+    generated_tokens: int = 0
+    response: aiohttp.ClientResponse | None = None
+    aborted: bool = False
+
+
+class OpenAIEngine:
+    """Implements workers.engine.Engine."""
+
+    name = "openai"
+
+    def __init__(self, settings: OpenAISettings) -> None:
+        self._settings = settings
+        self._session: aiohttp.ClientSession | None = None
+        self._model = ""
+        self._limits: EngineLimits | None = None
+        self._health = "/health"
+        self._load = ServerLoad()
+        self._streams: dict[str, _Stream] = {}
+        self._times = TokenTimes()
+        self._detailed = True
+        """Whether the server takes the wish for counts in every event."""
+        self._down: str | None = "the engine was not started"
+        self._failed = asyncio.Event()
+        self._chores: list[asyncio.Task[None]] = []
+
+    async def start(self) -> EngineReady:
+        """Wait until the server serves, read its limits, and have it generate a token."""
+        key = self._settings.api_key
+        self._session = aiohttp.ClientSession(
+            self._settings.root,
+            headers={} if key is None else {"Authorization": f"Bearer {key}"},
+            connector=aiohttp.TCPConnector(limit=self._settings.requests_max + 8),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            read_bufsize=LINE_BYTES_MAX,
+        )
+        await self._wait_serving()
+        self._load = await self._read_load()
+        self._model, self._limits = await read_limits(self._get, self._load, self._settings)
+        self._down = None
+        async with asyncio.timeout(WARM_UP_S):
+            await self._warm_up()
+        self._times.take()
+        self._chores = [
+            asyncio.create_task(self._watch()),
+            asyncio.create_task(self._poll()),
+        ]
+        return EngineReady(self._model, self._limits, PROFILES[self._settings.profile])
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
+        """Stream the answer. Closing it aborts the request.
+
+        Raises BadRequest, PromptTooLong, DuplicateId, Overloaded, EngineFailed.
+        """
+        stream = self._admit(request)
+        self._times.began(request.key)
+        try:
+            async with contextlib.aclosing(self._answer(stream, request)) as deltas:
+                async for delta in deltas:
+                    if delta.tokens:
+                        stream.generated_tokens += delta.tokens
+                        self._times.grew(request.key, delta.tokens, stream.prompt_tokens)
+                    yield delta
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            if not stream.aborted:
+                raise EngineFailed(self._down or f"{type(error).__name__}: {error}") from error
+        finally:
+            self._times.ended(request.key)
+            del self._streams[request.key]
+
+    async def abort(self, key: str) -> None:
+        stream = self._streams.get(key)
+        if stream is not None:
+            stream.aborted = True
+            if stream.response is not None:
+                stream.response.close()
+
+    def stats(self) -> EngineStats:
+        """The server's own numbers where it tells them, which may include others' requests."""
+        limits, load, streams = self._limits, self._load, self._streams.values()
+        if limits is None:
+            return EngineStats(0, 0, 0, 0)
+        running = min(len(streams), limits.max_num_seqs) if load.running is None else load.running
+        waiting = max(0, len(streams) - running) if load.waiting is None else load.waiting
+        if load.kv_share is None:
+            held = (s.prompt_tokens + s.generated_tokens for s in streams if s.generated_tokens)
+            blocks = sum(-(-tokens // limits.block_size) for tokens in held)
+        else:
+            blocks = round(load.kv_share * limits.kv_blocks)
+        return EngineStats(
+            running=running,
+            waiting=waiting,
+            kv_blocks_used=min(blocks, limits.kv_blocks),
+            preemptions=load.preemptions or 0,
+            source="reported" if load.tells else "ledger",
+        )
+
+    def take_steps(self) -> list[StepSample]:
+        return self._times.take()
+
+    async def wait_failed(self) -> str:
+        await self._failed.wait()
+        return self._down or ""
+
+    async def close(self) -> None:
+        """Open streams end with EngineFailed. The server is not ours to stop."""
+        for chore in self._chores:
+            chore.cancel()
+        await asyncio.gather(*self._chores, return_exceptions=True)
+        self._go_down(self._down or "the engine was closed")
+        if self._session is not None:
+            await self._session.close()
+
+    # ------------------------------------------------------------------ one request
+
+    def _admit(self, request: EngineRequest) -> _Stream:
+        if self._down is not None:
+            raise EngineFailed(self._down)
+        if request.key in self._streams:
+            raise DuplicateId(f"{request.key} is already in the engine", field="id")
+        if len(self._streams) >= self._settings.requests_max:
+            raise Overloaded(
+                "all connections to the server are taken",
+                limit=self._settings.requests_max,
+                retry_after_ms=wire.RETRY_AFTER_MS,
+            )
+        stream = self._streams[request.key] = _Stream(max(1, request.prompt_tokens))
+        return stream
+
+    async def _answer(self, stream: _Stream, request: EngineRequest) -> AsyncGenerator[Delta, None]:
+        """The deltas of one request, asked again where the server only minded how it was asked."""
+        max_tokens = self._tokens_to_ask(request.request, stream.prompt_tokens)
+        for _ in range(3):
+            try:
+                async with contextlib.aclosing(self._ask(stream, request, max_tokens)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+                return
+            except BadRequest as error:
+                if stream.generated_tokens or not self._detailed or DETAILED not in error.message:
+                    raise
+                self._detailed = False
+            except PromptTooLong as error:
+                # Some servers refuse prompt + max_tokens beyond the model's length; here, as with
+                # every engine, the answer ends in `length` instead.
+                told = wire.room_told(error.message) if wire.is_of_the_sum(error) else None
+                room = -1 if told is None else self._known_limits.max_model_len - told
+                if stream.generated_tokens or not 0 < room < max_tokens:
+                    raise
+                max_tokens = room
+        raise EngineFailed("the server refused the same request three times")
+
+    async def _ask(
+        self, stream: _Stream, request: EngineRequest, max_tokens: int
+    ) -> AsyncGenerator[Delta, None]:
+        body = wire.body_of(request, self._model, max_tokens, priority=self._settings.priority)
+        if not self._detailed:
+            del body["stream_options"][DETAILED]
+        # Of one length, so that none is the beginning of another; and nothing of the client's.
+        headers = {"X-Request-Id": secrets.token_hex(16)}
+        path = wire.path_of(request.request)
+        async with self._open.post(path, json=body, headers=headers) as response:
+            stream.response = response
+            if stream.aborted:
+                return
+            if response.status != 200:
+                raise wire.error_of(
+                    response.status, await response.read(), response.headers.get("Retry-After")
+                )
+            async with contextlib.aclosing(_deltas(response.content)) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+    def _tokens_to_ask(self, request: Request, prompt_tokens: int) -> int:
+        """What is asked for is sent as it is: how long the prompt is, the server knows better."""
+        if request.max_tokens is not None:
+            return min(request.max_tokens, self._known_limits.max_model_len)
+        return max(1, self._known_limits.max_model_len - prompt_tokens)
+
+    # ------------------------------------------------------------------ the server
+
+    @property
+    def _open(self) -> aiohttp.ClientSession:
+        assert self._session is not None  # noqa: S101  made by start, before everything else
+        return self._session
+
+    @property
+    def _known_limits(self) -> EngineLimits:
+        assert self._limits is not None  # noqa: S101  read by start
+        return self._limits
+
+    async def _wait_serving(self) -> None:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._settings.start_timeout_s
+        while (reason := await self._unhealthy(ANSWER_S)) is not None:
+            if loop.time() >= give_up_at:
+                raise UsageError(
+                    f"{self._settings.root} did not serve within "
+                    f"{self._settings.start_timeout_s:g} s: {reason}"
+                )
+            log.info("waiting_for_the_server", url=self._settings.root, reason=reason)
+            await asyncio.sleep(START_POLL_S)
+
+    async def _unhealthy(self, within_s: float) -> str | None:
+        """Why the server does not serve; None where it does."""
+        try:
+            async with asyncio.timeout(within_s), self._open.get(self._health) as response:
+                if response.status == 404 and self._health == "/health":
+                    self._health = "/v1/models"  # of those that have no route for it
+                    return await self._unhealthy(within_s)
+                if response.status in (401, 403):
+                    raise UsageError(
+                        f"{self._settings.root} refused the key in {self._settings.api_key_env}"
+                    )
+                return None if response.status == 200 else f"HTTP {response.status}"
+        except TimeoutError:
+            return f"no answer within {within_s:g} s"
+        except aiohttp.ClientError as error:
+            return str(error) or type(error).__name__
+
+    async def _watch(self) -> None:
+        """Until the server has failed."""
+        refusals = 0
+        while True:
+            reason = await self._unhealthy(self._settings.hang_timeout_s)
+            refusals = 0 if reason is None else refusals + 1
+            if reason is not None and (refusals >= REFUSALS_MAX or "no answer" in reason):
+                self._go_down(f"the server at {self._settings.root}: {reason}")
+                self._failed.set()
+                return
+            await asyncio.sleep(POLL_EVERY_S)
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_EVERY_S)
+            self._load = await self._read_load()
+
+    async def _read_load(self) -> ServerLoad:
+        """By /metrics, else by SGLang's own route; empty where the server tells nothing."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                async with self._open.get("/metrics") as response:
+                    if response.status == 200:
+                        text = await response.text()
+                        load = await asyncio.to_thread(read_metrics, text)
+                        if load.tells:
+                            return load
+                loads = await self._get("/v1/loads?include=core")
+                return ServerLoad() if loads is None else read_loads(loads)
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return ServerLoad()  # the next round, or the watch, says more
+
+    async def _get(self, path: str) -> Any:
+        """JSON of a route; None where there is no such one."""
+        try:
+            async with asyncio.timeout(ANSWER_S), self._open.get(path) as response:
+                if response.status != 200:
+                    return None
+                return await response.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return None
+
+    async def _warm_up(self) -> None:
+        request = Request(id="warm-up", prompt="Hello", max_tokens=1)
+        async with contextlib.aclosing(
+            self.generate(EngineRequest("warm-up", request, "Hello", 1))
+        ) as deltas:
+            async for _ in deltas:
+                pass
+
+    def _go_down(self, reason: str) -> None:
+        self._down = reason
+        for stream in self._streams.values():
+            if stream.response is not None:
+                stream.response.close()
+
+
+async def _deltas(content: aiohttp.StreamReader) -> AsyncGenerator[Delta, None]:
+    """What a stream of events adds to the answer; the last delta has the reason of its end."""
+    counted = Counted()
+    async for data in events(content):
+        chunk = decoded(data)
+        if (error := wire.error_in(chunk)) is not None:
+            raise error
+        if (delta := counted.take(chunk)) is not None:
+            yield delta
+    yield counted.last()
