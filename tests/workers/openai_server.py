@@ -109,7 +109,9 @@ class FakeServer:
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    async def _events(self, body: dict[str, Any], options: dict[str, Any]) -> AsyncIterator[bytes]:
+    async def _events(
+        self, body: dict[str, Any], options: dict[str, Any]
+    ) -> AsyncGenerator[bytes, None]:
         chat = "messages" in body
         messages = [ChatMessage(**one) for one in body["messages"]] if chat else None
         request = Request(
