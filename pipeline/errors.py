@@ -2,7 +2,7 @@
 
 AstrolabeError
 ├── UsageError                 a person gave a wrong option or file; one line, exit status 2
-├── EngineLost                 a worker's engine broke for good; the worker ends
+├── EngineLost                 a worker's engine broke for good; exit status 1
 ├── RequestError               goes to the requester as an `error` event and result
 │   ├── BadRequest             a field or the body breaks the protocol
 │   ├── PromptTooLong          more prompt tokens than the model has room for

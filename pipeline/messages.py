@@ -99,7 +99,7 @@ class LengthEstimate(Wire, frozen=True, kw_only=True, omit_defaults=False):
     p50: float
     p90: float
     source: str
-    correction: float = 1.0
+    correction: Annotated[float, Meta(gt=0)] = 1.0
     """What the model's own quantiles were multiplied with, learnt from earlier answers."""
     capped: bool = False
     """`max_tokens` is below p90: how the answer ends says little of the estimate."""

@@ -61,6 +61,11 @@ PREDICTION_SECONDS = Histogram(
     "Time to answer a probe.",
     buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
 )
+STATE_SOURCE = Gauge(
+    "astrolabe_state_source",
+    "1 for where the state in use comes from, 0 for the others.",
+    ["source"],
+)
 STATE_DROPPED = Counter("astrolabe_state_dropped_total", "State messages ignored.", ["reason"])
 PREDICTION_ERROR = Gauge(
     "astrolabe_prediction_error",

@@ -14,7 +14,6 @@ a handful of steps, and what was known of the proportions stays.
 """
 
 from collections import deque
-from collections.abc import Sequence
 from math import isfinite, sqrt
 from operator import mul
 from statistics import median
@@ -121,17 +120,6 @@ class OnlineFit:
             self._open(COMMON_DRIFT * forgetting, OWN_DRIFT * forgetting)
         self._learn([part / predicted for part in gradient], duration_ms / predicted - 1)
         return True
-
-    def observe_token_times(self, load: StepLoad, gaps_ms: Sequence[float]) -> bool:
-        """One step of an engine that shows only when tokens come.
-
-        `gaps_ms` are the times between the latest two tokens of each stream that decoded in the
-        step (a delta of several tokens: its gap by their number); their median is the step, so a
-        delayed stream does not matter. `load` is what the streams imply, so leave out steps in
-        which somebody's prompt was computed without it being known how much of it.
-        """
-        gaps = [gap for gap in gaps_ms if gap > 0]
-        return bool(gaps) and self.observe(load, median(gaps))
 
     def _gradient(self, load: StepLoad) -> list[float]:
         """Of a step's duration by the shares, on the load's side of the knee."""

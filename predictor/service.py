@@ -104,7 +104,7 @@ class Predictor:
             await self._save()
 
     async def _show(self) -> None:
-        show(self._trust.quality(), self._view.fit)
+        show(self._trust.quality(), self._view.fit, self._view.source)
 
     async def _save(self) -> None:
         if self._store is not None and self._view.fit is not None:

@@ -19,6 +19,7 @@ from pipeline.messages import (
     EngineLimits,
     Probe,
     RequestState,
+    StateSource,
     StateUpdate,
     StepTime,
 )
@@ -135,6 +136,11 @@ class InstanceView:
         for step in update.steps:
             load = StepLoad(step.tokens, step.prefill_work, step.context_tokens, step.sequences)
             self._fit.observe(load, step.duration_ms)
+
+    @property
+    def source(self) -> StateSource | None:
+        """Where the ledger in use comes from; None before the first."""
+        return None if self._update is None else self._update.source
 
     def take_ended(self) -> list[Ended]:
         """Requests that ended since the last call, each once."""

@@ -39,10 +39,12 @@ class _Known:
 
 
 class LiveError:
-    """Errors and corrections by served model, of the estimates that `source` made."""
+    """Errors and corrections by served model, of the estimates that `source` made. One that
+    `corrects` not only tells how wrong they are: a median of the answers corrects itself."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, *, corrects: bool = True) -> None:
         self._source = source
+        self._corrects = corrects
         self._models: OrderedDict[str, _Known] = OrderedDict()
 
     def finished(self, message: Message) -> None:
@@ -59,7 +61,9 @@ class LiveError:
     def correction(self, model: str) -> float:
         """What to multiply the estimates for this served model with."""
         known = self._models.get(model)
-        return 1.0 if known is None else min(FACTOR_MAX, max(1 / FACTOR_MAX, exp(known.level)))
+        if known is None or not self._corrects:
+            return 1.0
+        return min(FACTOR_MAX, max(1 / FACTOR_MAX, exp(known.level)))
 
     def _learn(self, model: str, log_ratio: float) -> None:
         known = self._models.get(model)

@@ -67,6 +67,7 @@ class ModelRunner:
         self._model = model
         self._batch_max = batch_max
         self._idle = threads
+        self._closed = False
         self._waiting: deque[_Job] = deque()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="length")
 
@@ -91,10 +92,12 @@ class ModelRunner:
         return job.answer.result()
 
     def close(self) -> None:
+        """Who still waits gets TooLate when its time is over."""
+        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self) -> None:
-        while self._idle and self._waiting:
+        while self._idle and self._waiting and not self._closed:
             jobs = self._next()
             self._idle -= 1
             questions = [job.question for job in jobs]
@@ -131,8 +134,7 @@ class ModelRunner:
                 job.answer.exception()  # its asker may have left: nobody need read it
             else:
                 job.answer.set_result(call.result()[number])
-        if not isinstance(error, asyncio.CancelledError):
-            self._begin()
+        self._begin()
 
 
 def _compute(model: Model, questions: Sequence[Question]) -> list[tuple[int, Quantiles]]:

@@ -135,6 +135,6 @@ def _by_length(counts: TokenCounts) -> tuple[Estimators, dict[str, str], Heard]:
 def _by_median(
     counts: TokenCounts, median: RunningMedian, source: str
 ) -> tuple[Estimators, dict[str, str], Heard]:
-    live = LiveError(source)  # its error is worth knowing; it corrects itself
+    live = LiveError(source, corrects=False)
     estimator = SimpleEstimator(counts, lambda question, _: median.length(question.model, source))
     return estimator, {"estimator": source}, live.finished

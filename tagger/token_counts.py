@@ -61,14 +61,17 @@ def read_tokenizers(arguments: Sequence[str]) -> dict[str, Tokenizer]:
     found = {}
     for argument in arguments:
         model, named, path = argument.rpartition("=")
-        file = Path(path)
-        if file.is_dir():
-            file = file / "tokenizer.json"
-        try:
-            tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises bare Exceptions
-            raise UsageError(f"--tokenizer {argument}: {file}: {error}") from error
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        found[model_slug(model) if named else DEFAULT_MODEL] = tokenizer
+        found[model_slug(model) if named else DEFAULT_MODEL] = load_tokenizer(Path(path))
     return found
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Of a tokenizer.json or its folder, to count whole texts with. Raises UsageError."""
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise UsageError(f"tokenizer {file}: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -261,8 +261,8 @@ async def serve_worker(
 
     Returns why the engine broke for good, if it did: somebody has to start it anew.
     """
-    ready = await engine.start()
     try:
+        ready = await engine.start()
         why: End = "lost"
         while why == "lost":
             worker = Worker(bus, tokens_bus, engine, ready, settings)

@@ -9,6 +9,7 @@ from evaluation.workloads.tables import opened
 from pipeline.errors import UsageError
 from pipeline.estimates import rough_prompt_tokens
 from tagger.sharegpt import Count, Piece, pieces
+from tagger.token_counts import load_tokenizer
 
 
 def read_sharegpt(path: Path, count: Count = rough_prompt_tokens) -> LengthTable:
@@ -39,14 +40,7 @@ def _first(piece: Piece) -> tuple[str, str] | None:
 
 def tokenizer_count(path: Path) -> Count:
     """Counts by the tokenizer in a `tokenizer.json`. Raises UsageError."""
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise UsageError(f"tokenizer {path}: {error}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    tokenizer = load_tokenizer(path)
 
     def count(text: str) -> int:
         return max(1, len(tokenizer.encode(text, add_special_tokens=False).ids))

@@ -6,7 +6,7 @@ import typer
 from typer.exceptions import TyperException
 
 from pipeline.cli import components, evaluate, length_model, load, stack
-from pipeline.errors import AstrolabeError
+from pipeline.errors import AstrolabeError, EngineLost
 
 app = typer.Typer(
     name="astrolabe",
@@ -46,6 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     except TyperException as error:
         told = getattr(error, "format_message", None)
         return _complain(told() if told is not None else str(error))
+    except EngineLost as error:  # nobody's wrong usage
+        return _complain(str(error), status=1)
     except AstrolabeError as error:
         return _complain(str(error))
     except (KeyboardInterrupt, typer.Abort):
@@ -53,6 +55,6 @@ def main(arguments: list[str] | None = None) -> int:
     return status if isinstance(status, int) else 0
 
 
-def _complain(message: str) -> int:
+def _complain(message: str, status: int = 2) -> int:
     sys.stderr.write(f"astrolabe: {message.strip()}\n")
-    return 2
+    return status

@@ -26,9 +26,7 @@ from pipeline.metrics import serve_metrics
 from pipeline.policies import DEFAULT_POLICY, check_policy
 from pipeline.process import Serve, Stop, configure_logs, run_component
 from pipeline.subjects import DEFAULT_PREFIX
-
-ENGINES = ("simulated", "openai")
-"""As in workers/engines.py, which is imported when one is chosen."""
+from workers.engines import ENGINES
 
 
 def _run(

@@ -9,12 +9,12 @@ import uvloop
 from rich.console import Console
 
 from pipeline.bus import Bus
-from pipeline.cli.components import ENGINES
 from pipeline.cli.options import DEFAULT_URL, Credentials, Policy, Prefix, Url, bus_settings
 from pipeline.errors import BusError, UsageError
 from pipeline.policies import DEFAULT_POLICY, check_policy
 from pipeline.process import configure_logs
 from pipeline.subjects import DEFAULT_PREFIX
+from workers.engines import ENGINES
 
 DEFAULT_PORT = 4222
 

@@ -197,29 +197,6 @@ def test_stalls_are_no_step_times() -> None:
     assert after / before - 1 < CLIP * NOISE
 
 
-def test_token_times_alone_teach_the_decode_step() -> None:
-    """Streams over HTTP: the network delays each token, some streams stall, some deltas merge."""
-    learning = Learning(scaled(A30, 0.5), 7.0, qps=1.5)
-    fit, rng = OnlineFit(scaled(A30, 0.5)), random.Random(2)
-    late: dict[int, float] = {}
-    for step in learning.world.steps(2_500):
-        load = step.load
-        delays = {stream: rng.expovariate(1 / 2.0) for stream in range(load.sequences)}
-        gaps = [step.duration_ms + delays[stream] - late.get(stream, 0.0) for stream in delays]
-        late = delays
-        if gaps and rng.random() < 0.1:
-            gaps[0] *= 30
-        if load.prefill_work == 0:  # whether a prompt is computed can be seen from outside
-            fit.observe_token_times(load, gaps)
-    for n in (1, 16, 45):
-        load = StepLoad(n, 0, 400 * n, n)
-        assert step_ms(fit.coefficients, load) == pytest.approx(
-            step_ms(learning.expected(), load), rel=0.05
-        )
-    assert not fit.observe_token_times(StepLoad(1, 0, 5, 1), [])
-    assert not fit.observe_token_times(StepLoad(1, 0, 5, 1), [0.0, -1.0, nan])
-
-
 @pytest.mark.parametrize(
     ("load", "duration_ms"),
     [

@@ -35,6 +35,15 @@ def test_a_few_answers_move_little() -> None:
     assert 1 < live.correction("m") < 1.3
 
 
+def test_what_corrects_itself_is_judged_as_it_is() -> None:
+    live = LiveError("fake", corrects=False)
+    for _ in range(64):
+        live.finished(ended(200, 100, model="by-median"))
+    assert live.correction("by-median") == 1.0
+    assert gauge("astrolabe_length_correction", "by-median") == 1.0
+    assert gauge("astrolabe_length_bias", "by-median") == pytest.approx(0.69, abs=0.01)
+
+
 def test_the_correction_is_bounded() -> None:
     live = LiveError("fake")
     for _ in range(2_000):

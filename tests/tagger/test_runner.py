@@ -49,6 +49,19 @@ async def test_an_asker_that_leaves_blocks_nobody() -> None:
     runner.close()
 
 
+async def test_a_closed_runner_begins_nothing_more() -> None:
+    model = FakeModel(0.1)
+    runner = ModelRunner(model)
+    running = asyncio.create_task(runner.estimate(question("x"), wait_s=5))
+    waiting = asyncio.create_task(runner.estimate(question("y"), wait_s=0.3))
+    await asyncio.sleep(0.02)
+    runner.close()
+    assert (await running)[0] == 8
+    with pytest.raises(TooLate):
+        await waiting
+    assert model.computed == 1
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 3_000), min_size=1, max_size=40),

@@ -7,6 +7,7 @@ an engine; it runs against the real thing wherever that is there.
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 
 import pytest
@@ -46,15 +47,15 @@ def tokens_of(deltas: list[Delta]) -> int:
     return sum(delta.tokens for delta in deltas)
 
 
-class Conformance:
+class Conformance(ABC):
     """`make` gives a fresh engine, not started, of MAX_MODEL_LEN and MAX_NUM_SEQS."""
 
     tells_blocks = True
     """Whether the use of KV blocks is seen, not inferred."""
     orders_by_priority = True
 
-    async def make(self) -> Engine:
-        raise NotImplementedError
+    @abstractmethod
+    async def make(self) -> Engine: ...
 
     async def too_long(self) -> EngineRequest:
         """One whose prompt alone is longer than the model."""

@@ -45,6 +45,11 @@ class FakeServer:
         self.ids: list[str] = []
         self.health = 200
         self.hangs = asyncio.Event()
+        self._failing = 0
+
+    def fails_once(self) -> None:
+        """The next look at its health finds it ill."""
+        self._failing = 1
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -61,6 +66,9 @@ class FakeServer:
                 return web.Response(status=401)
         if self.hangs.is_set():
             await asyncio.sleep(60)
+        if self._failing:
+            self._failing -= 1
+            return web.Response(status=500)
         return web.Response(status=self.health)
 
     async def _models(self, _: web.Request) -> web.Response:

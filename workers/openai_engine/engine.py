@@ -9,10 +9,8 @@ import contextlib
 import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
-import structlog
 
 from pipeline.errors import (
     BadRequest,
@@ -20,29 +18,20 @@ from pipeline.errors import (
     EngineFailed,
     Overloaded,
     PromptTooLong,
-    UsageError,
 )
 from pipeline.messages import EngineLimits, Request, StepSample
 from predictor.step_time import PROFILES
 from workers.engine import Delta, EngineReady, EngineRequest, EngineStats
 from workers.openai_engine import wire
 from workers.openai_engine.limits import read_limits
-from workers.openai_engine.load import ServerLoad, read_loads, read_metrics
+from workers.openai_engine.load import ServerLoad
+from workers.openai_engine.server import Server
 from workers.openai_engine.settings import OpenAISettings
 from workers.openai_engine.stream import Counted, decoded, events
 from workers.openai_engine.token_times import TokenTimes
 
-log = structlog.get_logger()
-
-CONNECT_S = 5.0
-ANSWER_S = 5.0
-"""For everything that is no generation."""
 WARM_UP_S = 120.0
 POLL_EVERY_S = 0.25
-REFUSALS_MAX = 2
-"""Health checks in a row that find nobody listening: a server that restarts drops what it had."""
-LINE_BYTES_MAX = 1 << 20
-START_POLL_S = 0.5
 DETAILED = "continuous_usage_stats"
 
 
@@ -63,10 +52,9 @@ class OpenAIEngine:
 
     def __init__(self, settings: OpenAISettings) -> None:
         self._settings = settings
-        self._session: aiohttp.ClientSession | None = None
+        self._server: Server | None = None
         self._model = ""
         self._limits: EngineLimits | None = None
-        self._health = "/health"
         self._load = ServerLoad()
         self._streams: dict[str, _Stream] = {}
         self._times = TokenTimes()
@@ -78,24 +66,17 @@ class OpenAIEngine:
 
     async def start(self) -> EngineReady:
         """Wait until the server serves, read its limits, and have it generate a token."""
-        key = self._settings.api_key
-        self._session = aiohttp.ClientSession(
-            self._settings.root,
-            headers={} if key is None else {"Authorization": f"Bearer {key}"},
-            connector=aiohttp.TCPConnector(limit=self._settings.requests_max + 8),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-            read_bufsize=LINE_BYTES_MAX,
-        )
-        await self._wait_serving()
-        self._load = await self._read_load()
-        self._model, self._limits = await read_limits(self._get, self._load, self._settings)
+        self._server = server = Server(self._settings)
+        await server.wait_serving()
+        self._load = await server.load()
+        self._model, self._limits = await read_limits(server.get, self._load, self._settings)
         self._down = None
         async with asyncio.timeout(WARM_UP_S):
             await self._warm_up()
         self._times.take()
         self._chores = [
-            asyncio.create_task(self._watch()),
-            asyncio.create_task(self._poll()),
+            asyncio.create_task(self._watch(server)),
+            asyncio.create_task(self._poll(server)),
         ]
         return EngineReady(self._model, self._limits, PROFILES[self._settings.profile])
 
@@ -155,13 +136,13 @@ class OpenAIEngine:
         return self._down or ""
 
     async def close(self) -> None:
-        """Open streams end with EngineFailed. The server is not ours to stop."""
+        """Open streams end with EngineFailed."""
         for chore in self._chores:
             chore.cancel()
         await asyncio.gather(*self._chores, return_exceptions=True)
         self._go_down(self._down or "the engine was closed")
-        if self._session is not None:
-            await self._session.close()
+        if self._server is not None:
+            await self._server.close()
 
     # ------------------------------------------------------------------ one request
 
@@ -211,7 +192,8 @@ class OpenAIEngine:
         # Of one length, so that none is the beginning of another; and nothing of the client's.
         headers = {"X-Request-Id": secrets.token_hex(16)}
         path = wire.path_of(request.request)
-        async with self._open.post(path, json=body, headers=headers) as response:
+        assert self._server is not None  # noqa: S101  made by start, or nobody is admitted
+        async with self._server.session.post(path, json=body, headers=headers) as response:
             stream.response = response
             if stream.aborted:
                 return
@@ -232,85 +214,18 @@ class OpenAIEngine:
     # ------------------------------------------------------------------ the server
 
     @property
-    def _open(self) -> aiohttp.ClientSession:
-        assert self._session is not None  # noqa: S101  made by start, before everything else
-        return self._session
-
-    @property
     def _known_limits(self) -> EngineLimits:
         assert self._limits is not None  # noqa: S101  read by start
         return self._limits
 
-    async def _wait_serving(self) -> None:
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._settings.start_timeout_s
-        while (reason := await self._unhealthy(ANSWER_S)) is not None:
-            if loop.time() >= give_up_at:
-                raise UsageError(
-                    f"{self._settings.root} did not serve within "
-                    f"{self._settings.start_timeout_s:g} s: {reason}"
-                )
-            log.info("waiting_for_the_server", url=self._settings.root, reason=reason)
-            await asyncio.sleep(START_POLL_S)
+    async def _watch(self, server: Server) -> None:
+        self._go_down(await server.watch())
+        self._failed.set()
 
-    async def _unhealthy(self, within_s: float) -> str | None:
-        """Why the server does not serve; None where it does."""
-        try:
-            async with asyncio.timeout(within_s), self._open.get(self._health) as response:
-                if response.status == 404 and self._health == "/health":
-                    self._health = "/v1/models"  # of those that have no route for it
-                    return await self._unhealthy(within_s)
-                if response.status in (401, 403):
-                    raise UsageError(
-                        f"{self._settings.root} refused the key in {self._settings.api_key_env}"
-                    )
-                return None if response.status == 200 else f"HTTP {response.status}"
-        except TimeoutError:
-            return f"no answer within {within_s:g} s"
-        except aiohttp.ClientError as error:
-            return str(error) or type(error).__name__
-
-    async def _watch(self) -> None:
-        """Until the server has failed."""
-        refusals = 0
-        while True:
-            reason = await self._unhealthy(self._settings.hang_timeout_s)
-            refusals = 0 if reason is None else refusals + 1
-            if reason is not None and (refusals >= REFUSALS_MAX or "no answer" in reason):
-                self._go_down(f"the server at {self._settings.root}: {reason}")
-                self._failed.set()
-                return
-            await asyncio.sleep(POLL_EVERY_S)
-
-    async def _poll(self) -> None:
+    async def _poll(self, server: Server) -> None:
         while True:
             await asyncio.sleep(POLL_EVERY_S)
-            self._load = await self._read_load()
-
-    async def _read_load(self) -> ServerLoad:
-        """By /metrics, else by SGLang's own route; empty where the server tells nothing."""
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                async with self._open.get("/metrics") as response:
-                    if response.status == 200:
-                        text = await response.text()
-                        load = await asyncio.to_thread(read_metrics, text)
-                        if load.tells:
-                            return load
-                loads = await self._get("/v1/loads?include=core")
-                return ServerLoad() if loads is None else read_loads(loads)
-        except (aiohttp.ClientError, TimeoutError, ValueError):
-            return ServerLoad()  # the next round, or the watch, says more
-
-    async def _get(self, path: str) -> Any:
-        """JSON of a route; None where there is no such one."""
-        try:
-            async with asyncio.timeout(ANSWER_S), self._open.get(path) as response:
-                if response.status != 200:
-                    return None
-                return await response.json(content_type=None)
-        except (aiohttp.ClientError, TimeoutError, ValueError):
-            return None
+            self._load = await server.load()
 
     async def _warm_up(self) -> None:
         request = Request(id="warm-up", prompt="Hello", max_tokens=1)

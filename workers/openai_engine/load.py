@@ -84,12 +84,16 @@ def read_loads(body: object) -> ServerLoad:
         raise ValueError("no list of loads")
     if not ranks:
         return ServerLoad()
-    used, most = (
-        sum(int(rank.get(name) or 0) for rank in ranks)
-        for name in ("num_used_tokens", "max_total_num_tokens")
-    )
+
+    def total(name: str) -> int:
+        try:
+            return sum(int(rank.get(name) or 0) for rank in ranks)
+        except TypeError as error:
+            raise ValueError(f"{name} is no number") from error
+
+    most = total("max_total_num_tokens")
     return ServerLoad(
-        running=sum(int(rank.get("num_running_reqs") or 0) for rank in ranks),
-        waiting=sum(int(rank.get("num_waiting_reqs") or 0) for rank in ranks),
-        kv_share=used / most if most else None,
+        running=total("num_running_reqs"),
+        waiting=total("num_waiting_reqs"),
+        kv_share=total("num_used_tokens") / most if most else None,
     )
