@@ -88,7 +88,8 @@ def train(
     started, first = time.monotonic(), run.step
     with shown(settings.steps, run.step, console) as progress:
         while run.step < settings.steps and run.stale < settings.patience:
-            progress(run.step, run.learn(next(batches)), run.best)
+            batch_loss = run.learn(next(batches))
+            progress(run.step, batch_loss, run.best)
             if run.step % settings.validate_every and run.step != settings.steps:
                 continue
             loss = run.validate(held_out)
