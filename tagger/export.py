@@ -17,7 +17,7 @@ from tagger.conversation import FEATURES
 from tagger.dataset import Row
 from tagger.model import MODEL_FILE, TOKENIZER_FILE, file_hash
 from tagger.network import WEIGHTS_FILE, LengthNetwork, load_network
-from tagger.text import PromptTokenizer
+from tagger.text import TAIL_TOKENS, PromptTokenizer
 from tagger.training_record import RECORD_FILE
 
 OPSET = 18
@@ -67,6 +67,7 @@ def export(
             per_channel=True,
             reduce_range=True,
         )
+    training = json.loads((trained / RECORD_FILE).read_text())
     ratio = token_ratio(PromptTokenizer.load(out / TOKENIZER_FILE), train_rows)
     for folder in {out, full}:
         write_card(
@@ -74,7 +75,8 @@ def export(
             name=name,
             sha256={file: file_hash(folder / file) for file in (MODEL_FILE, TOKENIZER_FILE)},
             token_ratio=ratio,
-            training=json.loads((trained / RECORD_FILE).read_text()),
+            tail_tokens=training.get("tail_tokens", TAIL_TOKENS),
+            training=training,
             difference=difference,
             precision="fp32" if folder == full else "int8",
         )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pipeline.errors import UsageError
 from pipeline.messages import ChatMessage
 from tagger.conversation import Conversation, conversation_of, features
-from tagger.text import PromptTokenizer, batch
+from tagger.text import TAIL_TOKENS, TEXT_TOKENS_MAX, PromptTokenizer, batch
 
 PACKAGED = Path(__file__).parent / "model"
 MODEL_FILE, TOKENIZER_FILE, CARD_FILE = "model.onnx", "tokenizer.json", "card.json"
@@ -31,6 +31,8 @@ class Card(msgspec.Struct, frozen=True):
     """Of each file beside the card."""
     token_ratio: Annotated[float, msgspec.Meta(gt=0)]
     """Tokens of the served model per token of this one's tokenizer, measured when it was made."""
+    tail_tokens: Annotated[int, msgspec.Meta(ge=0, le=TEXT_TOKENS_MAX)] = TAIL_TOKENS
+    """Of a long prompt's end, as in its training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ class LengthModel:
         folder = folder or PACKAGED
         card = _read_card(folder)
         session = _session(folder / MODEL_FILE, threads)
-        return cls(session, PromptTokenizer.load(folder / TOKENIZER_FILE), card)
+        tokenizer = PromptTokenizer.load(folder / TOKENIZER_FILE, card.tail_tokens)
+        return cls(session, tokenizer, card)
 
     @property
     def name(self) -> str:

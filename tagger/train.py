@@ -23,7 +23,7 @@ from tagger.conversation import FEATURES, features
 from tagger.dataset import Row
 from tagger.model import TOKENIZER_FILE
 from tagger.network import LengthNetwork, load_network, pinball
-from tagger.text import PromptTokenizer, batch
+from tagger.text import TAIL_TOKENS, PromptTokenizer, batch
 from tagger.training_progress import shown
 from tagger.training_record import read_checkpoint, save_best, save_checkpoint
 
@@ -49,6 +49,8 @@ class TrainSettings:
     teacher: Path | None = None
     """Folder of a trained length model to learn from beside the truth."""
     layers: int | None = None
+    tail_tokens: int = TAIL_TOKENS
+    """Of a long prompt's end; 0 is plain truncation."""
     steps: int = 700
     batch_size: int = 64
     rate: float = 1e-4
@@ -75,7 +77,7 @@ def train(
     torch.manual_seed(settings.seed)
     torch.set_num_threads(settings.threads)
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = PromptTokenizer.load(settings.base / TOKENIZER_FILE)
+    tokenizer = PromptTokenizer.load(settings.base / TOKENIZER_FILE, settings.tail_tokens)
     examples, held_out = _encoded(rows, tokenizer), _encoded(validation, tokenizer)
     run = _Run(settings, tokenizer.pad)
     state = read_checkpoint(out, settings)

@@ -76,6 +76,14 @@ def train(
         int | None,
         typer.Option(min=1, max=48, help="Keep so many encoder layers: fewer are faster."),
     ] = None,
+    tail_tokens: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=126,
+            help="Of the 126 tokens that are read of a long prompt, so many are its last ones.",
+        ),
+    ] = 40,
     steps: Annotated[
         int, typer.Option(min=1, help="Of one batch. 700 of 64 is one pass of 45,000 prompts.")
     ] = 700,
@@ -115,6 +123,7 @@ def train(
         base_name=name,
         teacher=teacher,
         layers=layers,
+        tail_tokens=tail_tokens,
         steps=steps,
         batch_size=batch_size,
         rate=rate,

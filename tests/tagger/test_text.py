@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tagger.model import PACKAGED, TOKENIZER_FILE
-from tagger.text import CHARS_READ_MAX, HEAD_TOKENS, TAIL_TOKENS, TOKENS_MAX, PromptTokenizer, batch
+from tagger.text import CHARS_READ_MAX, TOKENS_MAX, PromptTokenizer, batch
 
 TOKENIZER = PromptTokenizer.load(PACKAGED / TOKENIZER_FILE)
 
@@ -23,7 +23,17 @@ def test_a_long_prompt_keeps_its_head_and_its_tail() -> None:
     tail = TOKENIZER.tokens(" ".join(words[-5:])).ids[1:-1]
     assert long.ids[1 : 1 + len(head)] == head
     assert long.ids[-1 - len(tail) : -1] == tail
-    assert HEAD_TOKENS + TAIL_TOKENS + 2 == TOKENS_MAX
+
+
+@pytest.mark.parametrize(("tail_tokens", "ends"), [(0, False), (40, True), (126, True)])
+@pytest.mark.parametrize("words", [500, 20_000])
+def test_the_tail_is_as_long_as_in_training(tail_tokens: int, ends: bool, words: int) -> None:
+    reader = PromptTokenizer.load(PACKAGED / TOKENIZER_FILE, tail_tokens)
+    first, last = reader.tokens("water fire").ids[1:3], reader.tokens("house tree").ids[1:3]
+    ids = reader.tokens(f"water fire {'lorem ' * words} house tree").ids
+    assert len(ids) == TOKENS_MAX
+    assert (ids[1:3] == first) == (tail_tokens < 126)
+    assert (ids[-3:-1] == last) == ends
 
 
 @pytest.mark.parametrize(
