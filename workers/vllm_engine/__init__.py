@@ -1,0 +1,1 @@
+"""vLLM in the worker's own process. Imports vLLM only where an engine is made."""
