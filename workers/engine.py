@@ -54,6 +54,8 @@ class Progress:
     phase: Phase
     computed_tokens: int
     generated_tokens: int
+    prompt_tokens: int | None = None
+    """The engine's own count, where it tells; else the tagger's stands."""
 
 
 @dataclass(frozen=True, slots=True)

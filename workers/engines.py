@@ -13,7 +13,7 @@ from workers.engine import Engine
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-ENGINES = ("simulated", "openai")
+ENGINES = ("simulated", "openai", "vllm")
 
 T = TypeVar("T", bound="DataclassInstance")
 
@@ -36,6 +36,13 @@ def make_engine(name: str, arguments: Sequence[str]) -> Engine:
         from workers.openai_engine.engine import OpenAIEngine
 
         return OpenAIEngine(_convert(settings, OpenAISettings))
+    if name == "vllm":
+        from workers.vllm_engine.engine import VLLMEngine
+        from workers.vllm_engine.settings import VLLMSettings
+
+        if "model" not in settings:
+            raise UsageError("--engine vllm: set --engine-arg model=FOLDER")
+        return VLLMEngine(_convert(settings, VLLMSettings))
     raise UsageError(f"--engine {name}: choose from {', '.join(ENGINES)}")
 
 

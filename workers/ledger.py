@@ -137,11 +137,12 @@ class Ledger:
     def _state(self, entry: Entry, progress: Progress | None) -> RequestState:
         request = entry.request
         at = progress or Progress("waiting", 0, entry.generated_tokens)
-        room = max(1, self._max_model_len - request.prompt_tokens)
+        prompt_tokens = at.prompt_tokens or request.prompt_tokens
+        room = max(1, self._max_model_len - prompt_tokens)
         return RequestState(
             key=request.key,
             phase=at.phase,
-            prompt_tokens=request.prompt_tokens,
+            prompt_tokens=prompt_tokens,
             computed_tokens=at.computed_tokens,
             generated_tokens=at.generated_tokens,
             max_tokens=min(request.max_tokens or room, room),

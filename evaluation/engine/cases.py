@@ -77,9 +77,7 @@ def groups(seeds: int = 3) -> list[Group]:
 
     roomy = limits(400, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=512)
     tight = limits(12, max_num_seqs=6, max_num_batched_tokens=128, max_model_len=256)
-    kept = limits(
-        24, max_num_seqs=8, max_num_batched_tokens=96, max_model_len=384, watermark=0.1
-    )
+    kept = limits(24, max_num_seqs=8, max_num_batched_tokens=96, max_model_len=384, watermark=0.1)
     return [
         Group(
             "queueing and chunked prefill",
@@ -102,7 +100,12 @@ def groups(seeds: int = 3) -> list[Group]:
             "prefix cache",
             roomy,
             several(
-                "prefix", 30, prompt_tokens=(120, 200), tokens=(1, 40), gap_steps=4, shared_tokens=100
+                "prefix",
+                30,
+                prompt_tokens=(120, 200),
+                tokens=(1, 40),
+                gap_steps=4,
+                shared_tokens=100,
             ),
             prefix_caching=True,
         ),

@@ -59,7 +59,7 @@ def run(engine: Any, case: Case) -> list[Step]:
 
     def watched(*args: Any, **more: Any) -> Any:
         before = {r.request_id: r.num_preemptions for r in scheduler.running}
-        running = [r for r in scheduler.running]
+        running = list(scheduler.running)
         output = schedule(*args, **more)
         # The last of the running list goes first.
         lost = [r for r in reversed(running) if r.num_preemptions > before[r.request_id]]

@@ -24,7 +24,7 @@ from workers.openai_engine.limits import read_limits
 from workers.openai_engine.load import ServerLoad, read_loads, read_metrics
 from workers.openai_engine.settings import OpenAISettings
 from workers.openai_engine.stream import Counted, decoded, events
-from workers.openai_engine.token_times import WINDOW_S, TokenTimes
+from workers.token_times import WINDOW_S, TokenTimes
 
 # ------------------------------------------------------------------ events
 

@@ -28,7 +28,7 @@ from workers.openai_engine.load import ServerLoad
 from workers.openai_engine.server import Server
 from workers.openai_engine.settings import OpenAISettings
 from workers.openai_engine.stream import Counted, decoded, events
-from workers.openai_engine.token_times import TokenTimes
+from workers.token_times import TokenTimes
 
 WARM_UP_S = 120.0
 POLL_EVERY_S = 0.25
