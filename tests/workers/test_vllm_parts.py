@@ -2,6 +2,7 @@
 
 import socket
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
@@ -73,17 +74,16 @@ ROWS = st.lists(
 
 
 @given(ROWS, ROWS)
-def test_reports_arrive_as_they_were_sent(
-    tmp_path_factory: pytest.TempPathFactory, running: list[Row], waiting: list[Row]
-) -> None:
-    path = str(tmp_path_factory.mktemp("s") / "s")
-    receiver, sender = Receiver(path), Sender(path)
-    sender.send(report(running, waiting))
-    sender.send(report(waiting, running, None))
-    assert list(receiver.take()) == [report(running, waiting), report(waiting, running, None)]
-    assert not receiver.take()
-    receiver.close()
-    sender._socket.close()
+def test_reports_arrive_as_they_were_sent(running: list[Row], waiting: list[Row]) -> None:
+    with TemporaryDirectory() as folder:
+        path = str(Path(folder) / "s")
+        receiver, sender = Receiver(path), Sender(path)
+        sender.send(report(running, waiting))
+        sender.send(report(waiting, running, None))
+        assert list(receiver.take()) == [report(running, waiting), report(waiting, running, None)]
+        assert not receiver.take()
+        receiver.close()
+        sender._socket.close()
 
 
 def test_a_sender_is_held_up_by_nobody(tmp_path: Path) -> None:
