@@ -12,6 +12,7 @@ SMOLLM2 = FOLDER / "models" / "smollm2-135m-instruct"
 VLLM_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else all of them bind themselves to one core
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }

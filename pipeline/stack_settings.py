@@ -40,6 +40,8 @@ class StackSettings:
     log_format: str = "console"
     command: tuple[str, ...] = (sys.executable, "-P", "-m", "pipeline.cli")
     """What runs a component. `-P`: a folder called pipeline where the user stands is not ours."""
+    engine_python: Path | None = None
+    """Interpreter of the engine's own environment, for the workers; None: the same as for all."""
 
     def __post_init__(self) -> None:
         """Raises UsageError naming the setting."""
@@ -51,6 +53,8 @@ class StackSettings:
             least = 0 if name == "taggers" else 1  # dispatchers stand in for a missing tagger
             if not least <= getattr(self, name) <= limit:
                 raise UsageError(f"{name} {getattr(self, name)}: {least} to {limit}")
+        if self.engine_python is not None and not self.engine_python.is_file():
+            raise UsageError(f"engine_python {self.engine_python}: no such file")
         if self.port is not None and not 1 <= self.port <= 65535:
             raise UsageError(f"port {self.port}: 1 to 65535, or none for a free one")
 
@@ -65,7 +69,10 @@ def component_commands(settings: StackSettings, url: str) -> dict[str, tuple[str
     logs = ("--log-level", settings.log_level, "--log-format", settings.log_format)
 
     def line(role: str, *more: str) -> tuple[str, ...]:
-        return (*settings.command, role, *bus, *logs, *more)
+        interpreter, *rest = settings.command
+        if role == "worker" and settings.engine_python is not None:
+            interpreter = str(settings.engine_python)
+        return (interpreter, *rest, role, *bus, *logs, *more)
 
     def seed(number: int, option: str, form: str = "{}") -> tuple[str, ...]:
         return () if settings.seed is None else (option, form.format(settings.seed + number))

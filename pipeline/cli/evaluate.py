@@ -15,6 +15,8 @@ from pipeline.errors import UsageError
 NEEDED = ("matplotlib", "scipy")
 EXTRA = "evaluation"
 ALL = "all"
+ENGINE = "engine"
+"""Not of the simulated world, and not of `all`: it needs a real vLLM."""
 QUICK_REQUESTS = 1_200
 FULL_SEEDS, QUICK_SEEDS = 5, 3
 OUT = Path("evaluation-results")
@@ -79,6 +81,11 @@ def evaluate(
         bool, typer.Option("--fresh", help="Run everything again, whatever was kept.")
     ] = False,
 ) -> None:
+    if experiment == ENGINE:
+        from evaluation.engine.conduct import conduct as conduct_engine
+
+        conduct_engine(out, seeds=seeds or QUICK_SEEDS, quick=quick, console=Console())
+        return
     _check_extra()
     from evaluation.experiments.conduct import conduct
     from evaluation.experiments.contenders import parse_contenders
@@ -91,9 +98,11 @@ def evaluate(
     if experiment == "list":
         for one in EXPERIMENTS.values():
             console.print(f"{one.name:<14}{one.line}", highlight=False, soft_wrap=True)
+        console.print(f"{ENGINE:<14}the prediction on a real vLLM (`make engines`)")
         return
     if experiment not in (*EXPERIMENTS, ALL):
-        raise UsageError(f"experiment {experiment}: choose from {', '.join((*EXPERIMENTS, ALL))}")
+        names = ", ".join((*EXPERIMENTS, ENGINE, ALL))
+        raise UsageError(f"experiment {experiment}: choose from {names}")
     if data is not None and not data.is_dir():
         raise UsageError(f"--data {data}: no such folder")
     chosen_rates = None if rates is None else parse_rates(rates)

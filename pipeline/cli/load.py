@@ -26,7 +26,7 @@ from pipeline.cli.options import (
     bus_settings,
     checked_name,
 )
-from pipeline.cli.stack import EngineArg, Instances, engine_arguments
+from pipeline.cli.stack import EngineArg, EnginePython, Instances, engine_arguments
 from pipeline.client import Client, as_error
 from pipeline.errors import BusError, RequestError, UsageError
 from pipeline.load import Outcome, Tally, arrival_offsets_s, drive
@@ -120,6 +120,7 @@ def demo(
     policy: Policy = DEFAULT_POLICY,
     engine: Annotated[str, typer.Option(help="Engine of every instance.")] = "simulated",
     engine_arg: EngineArg = None,
+    engine_python: EnginePython = None,
     json: Annotated[Path, typer.Option(help="Where the figures go.")] = DEMO_RESULTS,
 ) -> None:
     """Start a local stack, send the bundled sample through it, print what happened, end it.
@@ -135,6 +136,7 @@ def demo(
         policy=policy,
         seed=seed,
         worker_args=engine_arguments(engine, engine_settings),
+        engine_python=engine_python,
         worker_grace_s=2.0,
     )
     made = make_requests(None, requests, seed)

@@ -27,6 +27,13 @@ EngineArg = Annotated[
     typer.Option(metavar="NAME=VALUE", help="A setting of every engine; repeat it."),
 ]
 
+EnginePython = Annotated[
+    Path | None,
+    typer.Option(
+        help="Interpreter that runs the workers, where the engine has an environment of its own."
+    ),
+]
+
 
 def engine_arguments(engine: str, settings: list[str] | None) -> tuple[str, ...]:
     """Checked here, so that a wrong one is told before anything starts."""
@@ -40,6 +47,7 @@ def up(
     instances: Instances = 4,
     engine: Engine = "simulated",
     engine_arg: EngineArg = None,
+    engine_python: EnginePython = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of NATS, on loopback.")] = (
         DEFAULT_PORT
     ),
@@ -68,6 +76,7 @@ def up(
         store_dir=store,
         seed=seed,
         worker_args=engine_arguments(engine, engine_arg),
+        engine_python=engine_python,
         restart=True,
     )
     configure_logs("warning")
