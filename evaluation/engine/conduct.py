@@ -15,7 +15,7 @@ from engines.folder import TINY_LLAMA, VLLM, VLLM_ENVIRONMENT, python_of
 from evaluation.engine import ours, theirs, trace
 from evaluation.engine.cases import BLOCK_SIZE, groups
 from evaluation.engine.compare import Comparison, compare
-from evaluation.engine.judge import Verdict, judge
+from evaluation.engine.judge import Errors, Verdict, judge
 from evaluation.engine.live import Placer
 from pipeline.bus import Bus
 from pipeline.errors import AstrolabeError
@@ -23,10 +23,10 @@ from pipeline.stack import LocalStack
 from pipeline.stack_settings import StackSettings
 
 INSTANCES = 2
-RATES = (2.0, 4.0, 6.0)
-"""Requests a second for both: about a third, two thirds and all of what two cores carry."""
-REQUESTS, QUICK_REQUESTS = 200, 60
-WARM_UP_REQUESTS = 80
+SIZES = (6, 16, 40)
+"""Requests of a wave: some batch places taken, most, and a queue with preemptions."""
+WAVES, QUICK_WAVES = 20, 5
+WARM_UP_WAVES = 6
 """From which the predictors learn how long a step takes here."""
 MODES = {"exact": "exact=true", "statistics": "exact=false"}
 READY_S = 240.0
@@ -36,6 +36,7 @@ ENGINE_ARGS = (
     "--max-num-batched-tokens 128 --no-enable-prefix-caching"
 )
 """So small that queues, chunks and preemptions really happen."""
+PACED = "--scheduler-cls evaluation.engine.paced.PacedScheduler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class Live:
     """One load in one mode."""
 
     mode: str
-    rate: float
+    size: int
+    """Requests of a wave."""
     verdict: Verdict
     unanswered_probes: int
 
@@ -57,7 +59,7 @@ def conduct(out: Path, *, seeds: int, quick: bool, console: Console) -> None:
     compared = step_by_step(seeds, console)
     tables = [_steps_table(compared)]
     console.print(tables[0])
-    lived = asyncio.run(_live(QUICK_REQUESTS if quick else REQUESTS, console))
+    lived = asyncio.run(_live(QUICK_WAVES if quick else WAVES, console))
     tables.append(_live_table(lived))
     console.print(tables[1])
     folder = out / "engine"
@@ -82,12 +84,12 @@ def step_by_step(seeds: int, console: Console) -> list[Comparison]:
     return compared
 
 
-async def _live(requests: int, console: Console) -> list[Live]:
+async def _live(waves: int, console: Console) -> list[Live]:
     """Part two: predictions and outcomes."""
     os.environ.update(VLLM_ENVIRONMENT)  # for the workers
     lived = []
     for mode, setting in MODES.items():
-        args = ("model=" + str(TINY_LLAMA), "args=" + ENGINE_ARGS, setting)
+        args = ("model=" + str(TINY_LLAMA), f"args={ENGINE_ARGS} {PACED}", setting)
         settings = StackSettings(
             instances=INSTANCES,
             taggers=0,
@@ -100,26 +102,24 @@ async def _live(requests: int, console: Console) -> list[Live]:
         with console.status(f"starting two vLLM ({mode})"):
             await stack.start(READY_S)
         try:
-            lived += await _loads(stack, mode, requests, console)
+            lived += await _loads(stack, mode, waves, console)
         finally:
             await stack.stop()
     return lived
 
 
-async def _loads(stack: LocalStack, mode: str, requests: int, console: Console) -> list[Live]:
+async def _loads(stack: LocalStack, mode: str, waves: int, console: Console) -> list[Live]:
     bus = await Bus.connect(stack.bus_settings, name="evaluation")
     lived = []
     try:
         placer = Placer(bus, seed=0)
         await placer.listen(INSTANCES)
-        await placer.run("warm-up", trace.make(WARM_UP_REQUESTS, RATES[0], seed=0))
-        for number, rate in enumerate(RATES):
-            with console.status(f"{mode}: {requests} requests at {rate:g} a second"):
-                happened = await placer.run(
-                    f"{mode}-{number}", trace.make(requests, rate, seed=number + 1)
-                )
+        await placer.run("warm-up", trace.make(WARM_UP_WAVES, SIZES[1], seed=0))
+        for size in SIZES:
+            with console.status(f"{mode}: {waves} waves of {size}"):
+                happened = await placer.run(f"{mode}-{size}", trace.make(waves, size, seed=size))
             verdict = judge(happened.runs, happened.pairs)
-            lived.append(Live(mode, rate, verdict, happened.unanswered_probes))
+            lived.append(Live(mode, size, verdict, happened.unanswered_probes))
     except* AstrolabeError as errors:
         raise errors.exceptions[0] from errors
     finally:
@@ -144,24 +144,35 @@ def _steps_table(compared: Sequence[Comparison]) -> Table:
 
 
 def _live_table(lived: Sequence[Live]) -> Table:
+    """Each load twice: all requests, and those that nobody came behind."""
     table = Table(title="Predicted and real, two vLLM, lengths known")
     for name in (
-        *("state", "rate", "requests", "preemptions", "TTFT error p50", "p90"),
+        *("state", "a wave", "judged", "requests", "preemptions", "TTFT error p50", "p90"),
         *("E2E error p50", "p90", "E2E bias", "better place named"),
     ):
-        table.add_column(name, justify="left" if name == "state" else "right")
+        table.add_column(name, justify="left" if name in ("state", "judged") else "right")
     for one in lived:
-        v = one.verdict
-        table.add_row(
-            one.mode,
-            f"{one.rate:g}",
-            str(v.requests),
-            str(v.preemptions),
-            f"{v.ttft_error_median:.1%}",
-            f"{v.ttft_error_p90:.1%}",
-            f"{v.e2e_error_median:.1%}",
-            f"{v.e2e_error_p90:.1%}",
-            f"{v.e2e_bias:+.1%}",
-            f"{v.pairs_right} of {v.pairs}",
-        )
+        verdict = one.verdict
+        pairs = f"{verdict.pairs_right} of {verdict.pairs}"
+        _add(table, one, "all", verdict.all, str(verdict.preemptions), "")
+        if verdict.undisturbed is not None:
+            _add(table, one, "undisturbed", verdict.undisturbed, "", pairs)
     return table
+
+
+def _add(
+    table: Table, live: Live, judged: str, errors: Errors, preemptions: str, pairs: str
+) -> None:
+    table.add_row(
+        live.mode,
+        str(live.size),
+        judged,
+        str(errors.requests),
+        preemptions,
+        f"{errors.ttft_error_median:.1%}",
+        f"{errors.ttft_error_p90:.1%}",
+        f"{errors.e2e_error_median:.1%}",
+        f"{errors.e2e_error_p90:.1%}",
+        f"{errors.e2e_bias:+.1%}",
+        pairs,
+    )

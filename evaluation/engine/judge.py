@@ -1,4 +1,4 @@
-"""Predictions beside what happened."""
+"""Predictions beside what happened: of all requests, and of those that nobody disturbed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +24,8 @@ class Run:
     predicted: Times
     actual: Times
     preemptions: int
+    disturbed: bool
+    """Others were placed on its instance while it was there: nothing could know of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +37,26 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Of all requests at one load; errors are shares of what really came."""
+class Errors:
+    """Shares of what really came."""
 
     requests: int
-    preemptions: int
     ttft_error_median: float
     ttft_error_p90: float
     e2e_error_median: float
     e2e_error_p90: float
     e2e_bias: float
     """Median of predicted over actual, less one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of all requests at one load."""
+
+    preemptions: int
+    all: Errors
+    undisturbed: Errors | None
+    """None where there is none."""
     pairs: int
     """Run on both, and more than APART_SHARE apart in E2E."""
     pairs_right: int
@@ -54,21 +65,30 @@ class Verdict:
 
 def judge(runs: Sequence[Run], pairs: Sequence[Pair]) -> Verdict:
     """Raises ValueError where nothing was run."""
+    apart = [pair for pair in pairs if _apart(pair)]
+    calm = [run for run in runs if not run.disturbed]
+    return Verdict(
+        preemptions=sum(run.preemptions for run in runs),
+        all=errors(runs),
+        undisturbed=errors(calm) if calm else None,
+        pairs=len(apart),
+        pairs_right=sum(_right(pair) for pair in apart),
+    )
+
+
+def errors(runs: Sequence[Run]) -> Errors:
+    """Raises ValueError where nothing was run."""
     if not runs:
         raise ValueError("nothing was run")
     ttft = _errors(runs, lambda times: times.ttft_ms)
     e2e = _errors(runs, lambda times: times.e2e_ms)
-    apart = [pair for pair in pairs if _apart(pair)]
-    return Verdict(
+    return Errors(
         requests=len(runs),
-        preemptions=sum(run.preemptions for run in runs),
         ttft_error_median=float(np.median(np.abs(ttft))),
         ttft_error_p90=float(np.quantile(np.abs(ttft), 0.9)),
         e2e_error_median=float(np.median(np.abs(e2e))),
         e2e_error_p90=float(np.quantile(np.abs(e2e), 0.9)),
         e2e_bias=float(np.median(e2e)),
-        pairs=len(apart),
-        pairs_right=sum(_right(pair) for pair in apart),
     )
 
 

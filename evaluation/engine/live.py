@@ -50,7 +50,7 @@ class Asked:
     """One request of a run."""
 
     at_s: float
-    """From the run's start."""
+    """From its wave's start."""
     prompt: str
     prompt_tokens: int
     tokens: int
@@ -66,6 +66,14 @@ class Happened:
     unanswered_probes: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class _Placed:
+    """A request on its instance."""
+
+    instance: str
+    disturbed: bool = False
+
+
 class Placer:
     """Places requests on the instances that it hears of."""
 
@@ -74,6 +82,7 @@ class Placer:
         self._fleet = Fleet()
         self._rng = Random(seed)
         self._happened = Happened()
+        self._placed: set[_Placed] = set()
 
     async def listen(self, instances: int, within_s: float = 10.0) -> None:
         """Until so many instances were heard. Raises TimeoutError."""
@@ -86,15 +95,16 @@ class Placer:
             while len(self._fleet.targets("default")) < instances:  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_EVERY_S)
 
-    async def run(self, name: str, requests: Sequence[Asked]) -> Happened:
-        """All of them at their times, to the end of the last."""
+    async def run(self, name: str, waves: Sequence[Sequence[Asked]]) -> Happened:
+        """One wave after the other, each to the end of its last request."""
         self._happened = Happened()
         loop = asyncio.get_running_loop()
-        started = loop.time()
-        async with asyncio.TaskGroup() as tasks:
-            for number, asked in enumerate(requests):
-                await asyncio.sleep(max(0.0, started + asked.at_s - loop.time()))
-                tasks.create_task(self._one(f"{name}-{number}", asked))
+        for wave, requests in enumerate(waves):
+            started = loop.time()
+            async with asyncio.TaskGroup() as tasks:
+                for number, asked in enumerate(requests):
+                    await asyncio.sleep(max(0.0, started + asked.at_s - loop.time()))
+                    tasks.create_task(self._one(f"{name}-{wave}-{number}", asked))
         return self._happened
 
     async def _one(self, name: str, asked: Asked) -> None:
@@ -129,14 +139,21 @@ class Placer:
     ) -> Run:
         mine = msgspec.structs.replace(tagged, id=f"{tagged.id}-{number}")
         prediction = answers.predictions[target.instance]
-        await self._store(target, mine, prediction)
-        result = await self._result(mine)
+        for other in self._placed:
+            other.disturbed |= other.instance == target.instance
+        placed = _Placed(target.instance)
+        self._placed.add(placed)
+        try:
+            await self._store(target, mine, prediction)
+            result = await self._result(mine)
+        finally:
+            self._placed.discard(placed)
         trace = result.trace
         if result.status != "done" or trace.first_token_at_ms is None or not trace.finished_at_ms:
             raise NotAnswered(f"{mine.id}: {result.error or result.status}")
         actual = Times(trace.first_token_at_ms - at_ms, trace.finished_at_ms - at_ms)
         predicted = Times(prediction.ttft_ms, prediction.e2e_ms)
-        return Run(predicted, actual, result.preemptions)
+        return Run(predicted, actual, result.preemptions, placed.disturbed)
 
     async def _store(self, target: Target, tagged: TaggedRequest, prediction: Prediction) -> None:
         candidate = Candidate(instance=target.instance, outcome="predicted", prediction=prediction)

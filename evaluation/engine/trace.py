@@ -1,4 +1,11 @@
-"""The load of the live part: seeded prompts and lengths, Poisson arrivals."""
+"""The load of the live part: waves of requests, with seeded prompts, lengths and gaps.
+
+An engine is idle between two waves. So the last requests of a wave have nobody behind them, and
+their predictions are judged for what they could know.
+
+The model is a small real one: its steps take tens of milliseconds, so that they decide, as on a
+large model, and not what a process needs to hear of them.
+"""
 
 from random import Random
 
@@ -13,32 +20,30 @@ WORDS = (
 )
 PROMPT_WORDS = (5, 150)
 TOKENS = (10, 120)
-ON_BOTH_EVERY = 5
+GAP_S = 0.15
+"""Between two of a wave, on average."""
 
 
-def make(count: int, rate: float, seed: int) -> list[Asked]:
-    """`count` requests, `rate` a second on average; one in ON_BOTH_EVERY is run on both instances.
+def make(waves: int, size: int, seed: int) -> list[list[Asked]]:
+    """`waves` of `size` requests; the last of each is run on both instances.
 
     Prompts are counted by the engine's own tokenizer. Every prompt begins differently, so that no
     prefix cache helps.
     """
     rng = Random(seed)
     tokenizer = Tokenizer.from_file(str(TINY_LLAMA / "tokenizer.json"))
+    return [_wave(size, rng, tokenizer) for _ in range(waves)]
+
+
+def _wave(size: int, rng: Random, tokenizer: Tokenizer) -> list[Asked]:
     requests, at_s = [], 0.0
-    for number in range(count):
+    for number in range(size):
         words = [
             f"{rng.randrange(10**6)}",
             *rng.choices(WORDS.split(), k=rng.randint(*PROMPT_WORDS)),
         ]
         prompt = " ".join(words)
-        requests.append(
-            Asked(
-                at_s,
-                prompt,
-                len(tokenizer.encode(prompt).ids),
-                rng.randint(*TOKENS),
-                on_both=number % ON_BOTH_EVERY == 0,
-            )
-        )
-        at_s += rng.expovariate(rate)
+        tokens = len(tokenizer.encode(prompt).ids)
+        requests.append(Asked(at_s, prompt, tokens, rng.randint(*TOKENS), number == size - 1))
+        at_s += rng.expovariate(1 / GAP_S)
     return requests

@@ -197,7 +197,7 @@ def test_the_scheduler_reports_and_what_was_configured_stays() -> None:
 
 def test_somebodys_own_scheduler_is_left_alone() -> None:
     theirs = config()
-    theirs.scheduler_config.scheduler_cls = "my.Scheduler"
+    theirs.scheduler_config.scheduler_cls = "collections.deque"
     with pytest.raises(TypeError, match="of your own"):
         internals.report_to(theirs, "/tmp/s")  # noqa: S108
 

@@ -1,5 +1,6 @@
 """What is known of vLLM's insides: what its versions may change stands here and in scheduler.py."""
 
+from importlib import import_module
 from typing import Any
 
 from pipeline.messages import EngineLimits
@@ -28,12 +29,24 @@ def knows(version: str) -> bool:
 
 
 def report_to(vllm_config: Any, path: str) -> None:
-    """Have the scheduler report there. Raises AttributeError, TypeError where vLLM is another."""
+    """Have the scheduler report there.
+
+    Raises AttributeError, ImportError, TypeError where vLLM, or its scheduler, is another.
+    """
     scheduler = vllm_config.scheduler_config
-    if scheduler.scheduler_cls is not None:
+    if scheduler.scheduler_cls is None:
+        scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
+    elif not _reports(scheduler.scheduler_cls):
         raise TypeError("a scheduler of your own is configured")
     vllm_config.additional_config = {**vllm_config.additional_config, SOCKET: path}
-    scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
+
+
+def _reports(scheduler_cls: Any) -> bool:
+    """Whether a scheduler that somebody configured is made of ours."""
+    if isinstance(scheduler_cls, str):
+        module, _, name = scheduler_cls.rpartition(".")
+        scheduler_cls = getattr(import_module(module), name) if module else object
+    return hasattr(scheduler_cls, "reports_to_astrolabe")
 
 
 def limits_of(vllm_config: Any) -> EngineLimits:

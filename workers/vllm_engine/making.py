@@ -43,7 +43,7 @@ def made(settings: VLLMSettings, socket: str, counted: Counted) -> tuple[Any, bo
     if exact:
         try:
             internals.report_to(config, socket)
-        except (AttributeError, TypeError) as error:
+        except (AttributeError, ImportError, TypeError) as error:
             log.warning("vllm_scheduler_not_reporting", error=str(error), state="its statistics")
             exact = False
     engine = AsyncLLM.from_vllm_config(config, stat_loggers=[_logger_of(counted)])

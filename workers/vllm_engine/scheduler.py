@@ -18,9 +18,12 @@ from workers.vllm_engine.report import ROWS_MAX, Report, Row, Sender
 class _Reporting:
     """Over one of vLLM's schedulers."""
 
+    reports_to_astrolabe = True
+
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._sender = Sender(self.vllm_config.additional_config[SOCKET])  # type: ignore[attr-defined]
+        path = self.vllm_config.additional_config.get(SOCKET)  # type: ignore[attr-defined]
+        self._sender = None if path is None else Sender(path)
         self._under_way: deque[tuple[float, StepSample]] = deque()
         """Steps that were decided and have not ended, each with when it was."""
         self._ended_at = 0.0
@@ -77,6 +80,8 @@ class _Reporting:
         return StepSample(tokens, prefill_work, context_tokens, len(scheduled), 0.0)
 
     def _report(self, step: StepSample | None) -> None:
+        if self._sender is None:
+            return
         waiting = list(self.waiting)  # type: ignore[attr-defined]
         pool = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]
         self._sender.send(
