@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+ENGINES := $(or $(ASTROLABE_ENGINES),.engines)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check fix bench bench-predictor bench-tagger rivals clean
+.PHONY: help install demo engines test-engines test check fix bench bench-predictor bench-tagger rivals clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  \1\t/' | expand -t 12
@@ -21,8 +22,17 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[onnx,evaluation,dev]'
 	@touch $(STAMP)
 
-demo: $(STAMP) ## a local stack under load, and a table of what happened
-	$(BIN)/astrolabe demo
+demo: $(STAMP) ## a local stack under load, and a table of what happened (ENGINE=vllm: two real ones)
+	$(DEMO_$(or $(ENGINE),simulated))
+DEMO_simulated = $(BIN)/astrolabe demo
+DEMO_vllm = $(BIN)/python -m engines.demo vllm
+
+engines: $(STAMP) ## real engines on this machine, each in an environment of its own
+	$(BIN)/python -m engines
+
+test-engines: $(STAMP) ## the adapters against the real engines that `make engines` set up
+	$(ENGINES)/vllm/bin/python -m pytest -o filterwarnings=ignore tests/engines/test_vllm.py
+	$(BIN)/python -m pytest tests/engines
 
 test: $(STAMP) ## the whole test suite, against a NATS server that it starts itself
 	$(BIN)/python -m pytest
@@ -48,5 +58,5 @@ bench-tagger: $(STAMP) ## the length model as it is served, one core
 rivals: $(STAMP) ## our pipeline against real routers, on the same simulated engines
 	$(BIN)/python -m evaluation.rivals
 
-clean: ## remove the environment and caches
+clean: ## remove the environment and caches, not the engines
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis bench-results

@@ -2,13 +2,15 @@
 
 An adapter normalises: token counts are the engine's own, `max_tokens` beyond the model's room is
 clipped and ends in `length`, a prompt without room raises PromptTooLong, a full engine queue
-raises Overloaded, and everything that the engine itself breaks raises EngineFailed.
+raises Overloaded, an engine that is down takes nothing and raises EngineDown, and everything else that
+the engine itself breaks raises EngineFailed.
 """
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pipeline.errors import EngineFailed
 from pipeline.messages import (
     Admission,
     EngineLimits,
@@ -19,6 +21,10 @@ from pipeline.messages import (
     StepSample,
     StepTime,
 )
+
+
+class EngineDown(EngineFailed):
+    """The engine was down before it took the request: nothing of it was tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,7 @@ class Engine(Protocol):
     def generate(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
         """Stream the answer. Closing the iterator aborts the request.
 
-        Raises PromptTooLong, Overloaded, EngineFailed (all RequestErrors).
+        Raises PromptTooLong, Overloaded, EngineDown, EngineFailed (all RequestErrors).
         """
         ...
 

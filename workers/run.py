@@ -39,7 +39,7 @@ from pipeline.messages import (
 )
 from pipeline.metrics import REFUSED, RESULTS
 from pipeline.requeue import requeue
-from workers.engine import Engine, EngineRequest
+from workers.engine import Engine, EngineDown, EngineRequest
 from workers.lease import Hold
 from workers.ledger import Entry, Ledger
 from workers.output import Output
@@ -47,6 +47,8 @@ from workers.output import Output
 log = structlog.get_logger()
 
 ENGINE_FULL_NAK_S = 0.2
+ENGINE_DOWN_NAK_S = 2.0
+"""By then this worker has noticed, and handed back what lies in its inbox."""
 
 
 class Answer:
@@ -135,6 +137,11 @@ class Runner:
         except Overloaded:
             # The engine's own queue is full; that is no failure of the request.
             await delivery.nak(ENGINE_FULL_NAK_S)
+            return
+        except EngineDown:
+            # No crash of this request: handed back at once it could come here again, and again,
+            # while this instance still counts as ready.
+            await delivery.nak(ENGINE_DOWN_NAK_S)
             return
         except EngineFailed as error:
             # As a crash: another instance tries, a few times at most.

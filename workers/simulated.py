@@ -17,7 +17,7 @@ from pipeline.messages import STEPS_REPORTED_MAX, FinishReason, Phase, StepSampl
 from predictor.rules import step_by_step
 from predictor.scheduler import Sequence
 from predictor.step_time import PROFILES, scaled
-from workers.engine import Delta, EngineReady, EngineRequest, EngineStats, Progress
+from workers.engine import Delta, EngineDown, EngineReady, EngineRequest, EngineStats, Progress
 from workers.simulated_answer import Words, answer_length
 from workers.simulated_settings import SimulatedSettings
 from workers.simulated_time import Pace, TrueStepTime
@@ -159,7 +159,7 @@ class SimulatedEngine:
         prompt_tokens = max(1, request.prompt_tokens)
         room_tokens = self._scheduler.room(prompt_tokens)
         if self._down is not None:
-            raise EngineFailed(self._down)
+            raise EngineDown(self._down)
         if request.key in self._streams:
             raise DuplicateId(f"{request.key} is already in the engine", field="id")
         if room_tokens < 1:

@@ -403,6 +403,25 @@ async def test_an_engine_that_breaks_ends_the_worker_and_loses_nothing(
     assert running.heard[-1].state == "dead", "it said goodbye"
 
 
+async def test_what_comes_to_an_engine_that_is_down_has_not_crashed(
+    bus: Bus, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As between an engine's death and the moment when its worker notices.
+    running = await begin(FAST, grace_s=600)
+    monkeypatch.setattr(running.engine, "_down", "it died")
+    for number in range(8):
+        await send(bus, running, Request(id=f"r{number}", prompt="hi", max_tokens=10))
+    await asyncio.sleep(0.5)
+    assert not await _tagged(bus), "given back now they would come here again"
+    running.engine._failed.set()
+    async with asyncio.timeout(10):
+        assert await running.task == "it died"
+    handed_back = await _tagged(bus)
+    assert len(handed_back) == 8
+    assert {request.crashes for request in handed_back} == {0}
+    assert await inbox_is_empty(bus)
+
+
 async def _tagged(bus: Bus) -> list[TaggedRequest]:
     stored = await bus.jetstream.read(bus.subjects.tagged_stream, "astrolabe.tagged.*.*")
     return [decode(message.data, TaggedRequest) for message in stored]

@@ -21,7 +21,7 @@ from pipeline.errors import (
 )
 from pipeline.messages import EngineLimits, Request, StepSample
 from predictor.step_time import PROFILES
-from workers.engine import Delta, EngineReady, EngineRequest, EngineStats
+from workers.engine import Delta, EngineDown, EngineReady, EngineRequest, EngineStats
 from workers.openai_engine import wire
 from workers.openai_engine.limits import read_limits
 from workers.openai_engine.load import ServerLoad
@@ -148,7 +148,7 @@ class OpenAIEngine:
 
     def _admit(self, request: EngineRequest) -> _Stream:
         if self._down is not None:
-            raise EngineFailed(self._down)
+            raise EngineDown(self._down)
         if request.key in self._streams:
             raise DuplicateId(f"{request.key} is already in the engine", field="id")
         if len(self._streams) >= self._settings.requests_max:

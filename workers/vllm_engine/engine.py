@@ -20,7 +20,7 @@ from pipeline.errors import (
 )
 from pipeline.messages import EngineLimits, FinishReason, Request, StepSample
 from predictor.step_time import PROFILES
-from workers.engine import Delta, EngineReady, EngineRequest, EngineStats
+from workers.engine import Delta, EngineDown, EngineReady, EngineRequest, EngineStats
 from workers.token_times import TokenTimes
 from workers.vllm_engine import internals
 from workers.vllm_engine.asked import sampling, token_ids
@@ -134,7 +134,7 @@ class VLLMEngine:
 
     def _admit(self, key: str) -> _Stream:
         if self._down is not None:
-            raise EngineFailed(self._down)
+            raise EngineDown(self._down)
         if key in self._streams:
             raise DuplicateId(f"{key} is already in the engine", field="id")
         if len(self._streams) >= self._settings.requests_max:
@@ -220,6 +220,8 @@ class VLLMEngine:
             return Overloaded("vLLM's queue is full", retry_after_ms=RETRY_AFTER_MS)
         if name in ("VLLMValidationError", "VLLMClientError"):
             return BadRequest(str(error))
+        if self._engine.errored:  # known here before whoever watches it looks again
+            self._down = self._down or f"vLLM's engine process has died: {name}"
         return EngineFailed(self._down or f"{name}: {error}")
 
     @property
