@@ -2,8 +2,8 @@
 
 An adapter normalises: token counts are the engine's own, `max_tokens` beyond the model's room is
 clipped and ends in `length`, a prompt without room raises PromptTooLong, a full engine queue
-raises Overloaded, an engine that is down takes nothing and raises EngineDown, and everything else that
-the engine itself breaks raises EngineFailed.
+raises Overloaded, an engine that is down takes nothing and raises EngineDown, and everything else
+that the engine itself breaks raises EngineFailed.
 """
 
 from collections.abc import AsyncGenerator, Mapping
