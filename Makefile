@@ -31,7 +31,7 @@ engines: $(STAMP) ## real engines on this machine, each in an environment of its
 	$(BIN)/python -m engines
 
 test-engines: $(STAMP) ## the adapters against the real engines that `make engines` set up
-	$(ENGINES)/vllm/bin/python -m pytest -o filterwarnings=ignore tests/engines/test_vllm.py
+	$(ENGINES)/vllm/bin/python -m pytest -o filterwarnings=ignore tests/engines/test_vllm.py tests/engines/test_vllm_server.py
 	$(BIN)/python -m pytest tests/engines
 
 test: $(STAMP) ## the whole test suite, against a NATS server that it starts itself

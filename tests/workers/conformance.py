@@ -123,19 +123,23 @@ class Conformance(ABC):
         assert tokens_of(await answer(engine, asked("c.r", max_tokens=4, ignore_eos=True))) == 4
 
     async def test_a_key_in_use_is_refused_and_its_holder_goes_on(self, engine: Engine) -> None:
-        holder = asyncio.create_task(answer(engine, asked("c.r", max_tokens=150, ignore_eos=True)))
-        await eventually(lambda: engine.stats().running > 0, what="a run", within_s=SETTLES_S)
-        with pytest.raises(DuplicateId):
-            await answer(engine, asked("c.r", max_tokens=5))
-        assert tokens_of(await holder) == 150
+        request = asked("c.r", max_tokens=150, ignore_eos=True)
+        async with contextlib.aclosing(engine.generate(request)) as deltas:
+            taken = [await anext(deltas)]
+            with pytest.raises(DuplicateId):
+                await answer(engine, asked("c.r", max_tokens=5))
+            taken += [delta async for delta in deltas]
+        assert tokens_of(taken) == 150
 
     async def test_a_key_that_begins_another_is_not_taken_for_it(self, engine: Engine) -> None:
-        long = asyncio.create_task(answer(engine, asked("c.r10", max_tokens=150, ignore_eos=True)))
-        short = asyncio.create_task(answer(engine, asked("c.r1", max_tokens=400, ignore_eos=True)))
-        await eventually(lambda: engine.stats().running > 1, what="two runs", within_s=SETTLES_S)
-        await engine.abort("c.r1")
-        assert tokens_of(await long) == 150
-        await short
+        requests = [asked(key, max_tokens=400, ignore_eos=True) for key in ("c.r10", "c.r1")]
+        long, short = (engine.generate(request) for request in requests)
+        async with contextlib.aclosing(long), contextlib.aclosing(short):
+            taken = [await anext(long)]
+            await anext(short)
+            await engine.abort("c.r1")
+            taken += [delta async for delta in long]
+        assert tokens_of(taken) == 400
 
     @pytest.mark.parametrize("way", ["abort", "close"])
     async def test_what_is_given_up_frees_its_place(self, engine: Engine, way: str) -> None:
@@ -187,11 +191,12 @@ class Conformance(ABC):
     async def test_after_close_it_serves_nobody(self) -> None:
         engine = await self.make()
         await engine.start()
-        run = asyncio.create_task(answer(engine, asked("c.r", max_tokens=400, ignore_eos=True)))
-        await eventually(lambda: engine.stats().running > 0, what="a run", within_s=SETTLES_S)
-        await engine.close()
-        with pytest.raises(EngineFailed):
-            await run
+        request = asked("c.r", max_tokens=450, ignore_eos=True)
+        async with contextlib.aclosing(engine.generate(request)) as deltas:
+            await anext(deltas)
+            await engine.close()
+            with pytest.raises(EngineFailed):
+                _ = [delta async for delta in deltas]
         with pytest.raises(EngineDown):
             await answer(engine, asked("c.s"))
 
