@@ -33,7 +33,7 @@ class Readiness:
     async def missing(self) -> list[str]:
         """Names of what is not ready yet. Takes a fraction of a second."""
         asked = list(self._predictors_missing)
-        answered = await asyncio.gather(*(self._probe(name) for name in asked))
+        answered = await asyncio.gather(*(answers_probe(self._bus, name) for name in asked))
         self._predictors_missing -= {name for name, yes in zip(asked, answered, strict=True) if yes}
         running = Counter(service.role for service in await ping_services(self._bus, PING_WAIT_S))
         return [
@@ -50,17 +50,17 @@ class Readiness:
         if seen.state == "ready":
             self._workers_missing.discard(seen.instance)
 
-    async def _probe(self, instance: str) -> bool:
-        probe = Probe(
-            key="stack.readiness",
-            prompt_tokens=1,
-            max_tokens=1,
-            estimate=LengthEstimate(p10=1, p50=1, p90=1, source="readiness"),
-        )
-        try:
-            await self._bus.request(
-                self._bus.subjects.predict(instance), encode(probe), timeout_s=PROBE_TIMEOUT_S
-            )
-        except BusError:
-            return False
-        return True
+
+async def answers_probe(bus: Bus, instance: str) -> bool:
+    """Whether an instance's predictor answers; by then it has the instance's state."""
+    probe = Probe(
+        key="stack.readiness",
+        prompt_tokens=1,
+        max_tokens=1,
+        estimate=LengthEstimate(p10=1, p50=1, p90=1, source="readiness"),
+    )
+    try:
+        await bus.request(bus.subjects.predict(instance), encode(probe), timeout_s=PROBE_TIMEOUT_S)
+    except BusError:
+        return False
+    return True

@@ -1,5 +1,6 @@
 """A component as a NATS service, so that `nats micro ls|info|stats` shows a running system."""
 
+import socket
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -41,7 +42,7 @@ async def serve(
     metadata: dict[str, str] | None = None,
     endpoint: tuple[str, str, Answer] | None = None,
 ) -> Service:
-    """Register the service; `endpoint` is (name, subject, answer).
+    """Register the service; `endpoint` is (name, subject, answer). Its metadata tell the host too.
 
     Requests to one endpoint are answered one after another, so `answer` must be short.
     """
@@ -51,7 +52,7 @@ async def serve(
             name=bus.subjects.service(role),
             version=version("astrolabe"),
             description=description,
-            metadata=metadata or {},
+            metadata={**(metadata or {}), "host": socket.gethostname()},
         ),
     )
     if endpoint is not None:

@@ -5,7 +5,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from pipeline.cli import components, evaluate, length_model, load, stack
+from pipeline.cli import components, evaluate, health, length_model, load, stack
 from pipeline.errors import AstrolabeError, EngineLost
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.command(rich_help_panel=LOCAL)(load.demo)
 app.command(rich_help_panel=COMPONENTS)(components.dispatcher)
 app.command(rich_help_panel=COMPONENTS)(components.worker)
 app.command(rich_help_panel=COMPONENTS)(components.predictor)
+app.command(rich_help_panel=COMPONENTS)(health.health)
 app.command(rich_help_panel=MEASURE, help=evaluate.HELP)(evaluate.evaluate)
 
 tagger_app = typer.Typer(invoke_without_command=True)

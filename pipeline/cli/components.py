@@ -19,9 +19,9 @@ from pipeline.cli.options import (
     Prefix,
     Url,
     bus_settings,
-    checked_name,
 )
 from pipeline.errors import EngineLost
+from pipeline.instance_name import resolve_instance
 from pipeline.metrics import serve_metrics
 from pipeline.policies import DEFAULT_POLICY, check_policy
 from pipeline.process import Serve, Stop, configure_logs, run_component
@@ -136,7 +136,10 @@ def dispatcher(
 
 
 def predictor(
-    instance: Annotated[str, typer.Option(help="Name of the instance it stands beside.")],
+    instance: Annotated[
+        str,
+        typer.Option(help="Name of the instance beside it; @hostname, @dns: see worker."),
+    ],
     score: Annotated[
         str,
         typer.Option(help="Cost of a forecast: e2e, ttft, preemption_averse, marginal, slo."),
@@ -156,7 +159,7 @@ def predictor(
     from predictor.scores import check_score
     from predictor.service import Predictor, PredictorSettings
 
-    checked_name(instance, "--instance")
+    instance = resolve_instance(instance)
     check_score(score)
     settings = PredictorSettings(instance=instance, score=score, fit_folder=fit_folder)
 
@@ -168,7 +171,14 @@ def predictor(
 
 
 def worker(
-    instance: Annotated[str, typer.Option(help="Name of this instance, unique in the stack.")],
+    instance: Annotated[
+        str,
+        typer.Option(
+            help="Name of this instance, unique in the stack and the same after a restart. "
+            "@hostname: this host's. @dns: what the network calls this host, as the containers of "
+            "one service in `docker compose`."
+        ),
+    ],
     engine: Annotated[str, typer.Option(help=f"One of: {', '.join(ENGINES)}.")] = "simulated",
     engine_arg: Annotated[
         list[str] | None,
@@ -204,7 +214,7 @@ def worker(
     from workers.engines import make_engine
     from workers.worker import WorkerSettings, serve_worker
 
-    checked_name(instance, "--instance")
+    instance = resolve_instance(instance)
     settings = WorkerSettings(instance=instance, grace_s=grace_s)
     made = make_engine(engine, engine_arg or [])
     bus_config = bus_settings(url, prefix, credentials)

@@ -24,6 +24,7 @@ COMMANDS = [
     ("dispatcher",),
     ("worker",),
     ("predictor",),
+    ("health",),
 ]
 
 
