@@ -24,6 +24,7 @@ from pipeline.messages import (
 )
 from pipeline.metrics import BURIED
 from pipeline.subjects import Header
+from pipeline.trace_context import trace_headers
 
 log = structlog.get_logger()
 
@@ -57,7 +58,11 @@ async def conclude(bus: Bus, result: Result) -> Result:
 
 async def publish_final(bus: Bus, result: Result) -> None:
     """Publish the final event of a stored result; it may come twice, identical."""
-    await bus.publish(bus.subjects.output(result.client, result.id), encode(final_event(result)))
+    await bus.publish(
+        bus.subjects.output(result.client, result.id),
+        encode(final_event(result)),
+        headers=trace_headers(result),
+    )
 
 
 def final_event(result: Result) -> OutputEvent:
@@ -97,11 +102,14 @@ def error_result(tagged: TaggedRequest, error: RequestError, **more: object) -> 
         error=error_body(error),
         estimate=tagged.estimate,
         trace=tagged.trace,
+        traceparent=tagged.traceparent,
         **more,  # type: ignore[arg-type]  # checked by the struct itself
     )
 
 
-def refused_result(client: str, request: str, model: str, error: RequestError) -> Result:
+def refused_result(
+    client: str, request: str, model: str, error: RequestError, traceparent: str | None = None
+) -> Result:
     """The result of a request that never became a TaggedRequest."""
     return Result(
         id=request,
@@ -111,6 +119,7 @@ def refused_result(client: str, request: str, model: str, error: RequestError) -
         attempt=1,
         error=error_body(error),
         trace=Trace(finished_at_ms=wall_ms()),
+        traceparent=traceparent,
     )
 
 
@@ -156,6 +165,7 @@ def _result_headers(result: Result) -> dict[str, str]:
         Header.ATTEMPT: str(result.attempt),
         Header.STATUS: result.status,
         Header.MODEL: result.model,
+        **trace_headers(result),
     }
     if result.instance is not None:
         headers[Header.INSTANCE] = result.instance

@@ -37,10 +37,11 @@ from pipeline.messages import (
     TaggedRequest,
     wall_ms,
 )
-from pipeline.metrics import DISPATCH_RETRIES, DISPATCHED, FALLBACKS, REFUSED
+from pipeline.metrics import DISPATCH_RETRIES, DISPATCHED, FALLBACKS, INSTANCES_ALIVE, REFUSED
 from pipeline.periodic import every
 from pipeline.policies import DEFAULT_POLICY, Choice, Target, make_policy
 from pipeline.probing import NOBODY_ASKED, ask, probe_for, recorded
+from pipeline.queue_depths import DEPTHS_EVERY_S, QueueDepths
 from pipeline.queued import queued_headers, queued_of, read_queued
 from pipeline.rescue import SWEEP_EVERY_S, Rescue
 from pipeline.standin import TaggerStandIn
@@ -93,6 +94,7 @@ class Dispatcher:
                 tasks.create_task(every(REGISTRY_EVERY_S, self._read_registry)),
                 tasks.create_task(every(SWEEP_EVERY_S, rescue.sweep)),
                 tasks.create_task(TaggerStandIn(self._bus, intake).watch()),
+                tasks.create_task(every(DEPTHS_EVERY_S, QueueDepths(self._bus).read)),
             ]
             # One round of heartbeats before the first decision: who has heard of one instance
             # only would send everything there.
@@ -154,6 +156,7 @@ class Dispatcher:
             except BadRequest:
                 continue  # a bare tombstone: nobody's any more
         self._fleet.snapshot(instances)
+        INSTANCES_ALIVE.set(self._fleet.alive)
 
     async def handle(self, delivery: Delivery) -> None:
         """One request: end it, put it back for later, or put it into an inbox."""

@@ -167,6 +167,11 @@ class Fleet:
         """Slugs of the models that are served now."""
         return sorted({model_slug(m.instance.model) for m in self._living(self._clock())})
 
+    @property
+    def alive(self) -> int:
+        """Instances that were heard within the liveness period."""
+        return len(self._living(self._clock()))
+
     def _living(self, now: float) -> list[Member]:
         return [m for m in self._members.values() if now - m.heard_at <= LIVENESS_S]
 

@@ -47,6 +47,7 @@ from pipeline.subjects import (
     last_tokens,
     model_slug,
 )
+from pipeline.trace_context import read_traceparent, trace_headers
 
 log = structlog.get_logger()
 
@@ -92,9 +93,7 @@ class Intake:
 
     async def _hand_on(self, delivery: Delivery, tagged: TaggedRequest) -> None:
         """Acknowledged only after TAGGED has it: a crash in between repeats the step."""
-        headers = {Header.REQUEST: tagged.key}
-        if traceparent := delivery.headers.get(Header.TRACEPARENT):
-            headers[Header.TRACEPARENT] = traceparent
+        headers = {Header.REQUEST: tagged.key, **trace_headers(tagged)}
         subjects = self._bus.subjects
         try:
             stored = await self._bus.jetstream.store(
@@ -143,7 +142,8 @@ class Intake:
         await bury(self._bus, self._stage, delivery, error.message)
         request = readable_id(delivery.data)
         if request is not None:
-            await conclude(self._bus, refused_result(client, request, model, error))
+            traceparent = read_traceparent(delivery.headers)
+            await conclude(self._bus, refused_result(client, request, model, error, traceparent))
         await delivery.term()
 
 
@@ -197,6 +197,7 @@ def _tag(
         max_tokens=request.max_tokens,
         estimate=_capped(estimate.length, request),
         priority=request.priority,
+        traceparent=read_traceparent(delivery.headers),
         deadline_at_ms=accepted_at_ms + (request.deadline_ms or DEADLINE_MS_DEFAULT),
         trace=Trace(
             sent_at_ms=request.sent_at_ms,

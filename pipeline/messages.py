@@ -141,6 +141,8 @@ class TaggedRequest(Wire, frozen=True, kw_only=True):
     crashes: int = 0
     """Runs that ended because a worker died. Bounded; a refusal or a hand-back is none."""
     trace: Trace = Trace()
+    traceparent: str | None = None
+    """W3C trace context, as the request's header had it; every hop repeats it as a header."""
 
     @property
     def key(self) -> str:
@@ -300,6 +302,7 @@ class Result(Wire, frozen=True, kw_only=True):
     decision: Decision | None = None
     metadata: dict[str, str] | None = None
     trace: Trace = Trace()
+    traceparent: str | None = None
 
     @property
     def key(self) -> str:

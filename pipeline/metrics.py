@@ -1,6 +1,88 @@
-"""Counters of every component, for Prometheus. Label sets are small and fixed."""
+"""What every component counts, for Prometheus. Label sets are small and fixed.
+
+A process exports all of these; what another component does stays at zero, or has no labels yet.
+Names that vLLM has, without its prefix, mean what they mean there, with the pipeline as the server:
+a request arrives when it is accepted.
+"""
 
 from prometheus_client import Counter, Gauge, Histogram, start_http_server
+
+from pipeline.errors import UsageError
+
+SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+"""From one hop of the bus to the longest answer; steps of about three."""
+
+# -- every component
+COMPONENT = Gauge(
+    "astrolabe_component_info", "1; joins a scrape target to its name.", ["component", "name"]
+)
+LOOP_LAG = Histogram(
+    "astrolabe_event_loop_lag_seconds",
+    "How late the event loop wakes a task that slept.",
+    buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+)
+RECONNECTS = Counter("astrolabe_bus_reconnects_total", "Reconnects to the NATS server.")
+REDELIVERIES = Counter(
+    "astrolabe_redeliveries_total",
+    "Messages of a work queue that came a second time or more, handed back ones included.",
+    ["stream"],
+)
+WORK_FAILED = Counter(
+    "astrolabe_work_failed_total", "Handlers of a work queue that raised.", ["stream"]
+)
+
+# -- dispatchers look at the bus for all
+STREAM_MESSAGES = Gauge("astrolabe_stream_messages", "Messages in a stream.", ["stream"])
+STREAM_BYTES = Gauge("astrolabe_stream_bytes", "Bytes in a stream.", ["stream"])
+QUEUE_PENDING = Gauge(
+    "astrolabe_queue_pending", "Stored and not delivered yet, of a shared work queue.", ["stream"]
+)
+QUEUE_IN_HAND = Gauge(
+    "astrolabe_queue_in_hand", "Delivered and not settled yet, of a shared work queue.", ["stream"]
+)
+QUEUE_PULLS = Gauge(
+    "astrolabe_queue_pulls", "Standing demand at a shared work queue; 0: nobody takes.", ["stream"]
+)
+INSTANCES_ALIVE = Gauge("astrolabe_instances_alive", "Instances that this dispatcher hears.")
+PROBE_SECONDS = Histogram(
+    "astrolabe_probe_seconds",
+    "Time from a probe to its answer, as the dispatcher sees it.",
+    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0),
+)
+
+# -- workers, when a request ends
+STAGE_SECONDS = Histogram(
+    "astrolabe_stage_seconds",
+    "Time of a request in one stage, by the clocks of the hosts that it went through.",
+    ["stage"],
+    buckets=SECONDS,
+)
+TIME_TO_FIRST_TOKEN = Histogram(
+    "astrolabe_time_to_first_token_seconds",
+    "From acceptance to the first token of the attempt that ended the request.",
+    buckets=SECONDS,
+)
+TIME_PER_OUTPUT_TOKEN = Histogram(
+    "astrolabe_request_time_per_output_token_seconds",
+    "Mean time between two tokens of a request.",
+    buckets=(0.003, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0),
+)
+E2E_LATENCY = Histogram(
+    "astrolabe_e2e_request_latency_seconds",
+    "From acceptance to the stored result.",
+    buckets=SECONDS,
+)
+PROMPT_TOKENS = Counter("astrolabe_prompt_tokens_total", "Prompt tokens of ended requests.")
+GENERATION_TOKENS = Counter("astrolabe_generation_tokens_total", "Tokens generated for them.")
+
+# -- workers, once a second
+REQUESTS_RUNNING = Gauge("astrolabe_num_requests_running", "Requests in the engine's batch.")
+REQUESTS_WAITING = Gauge(
+    "astrolabe_num_requests_waiting", "Requests that the worker holds and the engine does not run."
+)
+INBOX_PENDING = Gauge("astrolabe_inbox_pending", "Requests in the inbox that nobody has taken.")
+KV_CACHE_USAGE = Gauge("astrolabe_kv_cache_usage_perc", "KV cache usage; 1 is all of it.")
+PREEMPTIONS = Counter("astrolabe_num_preemptions_total", "Preemptions by the engine.")
 
 REFUSED = Counter(
     "astrolabe_refused_total", "Requests and messages that a stage refused.", ["stage", "code"]
@@ -97,6 +179,13 @@ STEP_TIME_CHANGES = Gauge(
 
 
 def serve_metrics(port: int) -> None:
-    """Expose the counters on `port` of all interfaces; 0 leaves them unexposed."""
-    if port:
+    """Expose the counters on `port` of all interfaces; 0 leaves them unexposed.
+
+    Raises UsageError where the port is taken.
+    """
+    if not port:
+        return
+    try:
         start_http_server(port)
+    except OSError as error:
+        raise UsageError(f"--metrics-port {port}: {error.strerror or error}") from error

@@ -1,6 +1,7 @@
 """Asking predictors, all at once and under one deadline. A silent one is a candidate less."""
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +13,7 @@ from pipeline.codec import decode, encode
 from pipeline.errors import BadRequest, BusError, RequestTimeout, ServiceRefused
 from pipeline.fleet import Fleet
 from pipeline.messages import Candidate, Prediction, Probe, TaggedRequest, wall_ms
-from pipeline.metrics import PROBES
+from pipeline.metrics import PROBE_SECONDS, PROBES
 from pipeline.policies import Needs, Target
 
 log = structlog.get_logger()
@@ -65,6 +66,7 @@ async def _ask_one(
     bus: Bus, fleet: Fleet, target: Target, body: bytes, timeout_s: float
 ) -> tuple[Candidate, Prediction | None]:
     name, in_flight = target.instance, target.in_flight
+    asked_at = time.monotonic()
     try:
         reply = await bus.request(bus.subjects.predict(name), body, timeout_s=timeout_s)
         prediction = decode(reply.data, Prediction)
@@ -82,6 +84,7 @@ async def _ask_one(
         log.info("probe_failed", instance=name, outcome=outcome, error=str(error))
         return Candidate(instance=name, outcome=outcome, in_flight=in_flight), None
     PROBES.labels("answered").inc()
+    PROBE_SECONDS.observe(time.monotonic() - asked_at)
     fleet.probe_answered(name)
     return _answered(name, in_flight, prediction), prediction
 

@@ -5,10 +5,10 @@ The first SIGTERM or SIGINT sets `stop`, a second one `stop.hurry`, a third one 
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Literal
@@ -19,6 +19,8 @@ import uvloop
 from pipeline.bus import Bus, BusSettings
 from pipeline.bus.topology import ensure_topology
 from pipeline.errors import BusError, UsageError
+from pipeline.loop_lag import watch_loop_lag
+from pipeline.metrics import COMPONENT, RECONNECTS
 
 log = structlog.get_logger()
 
@@ -63,6 +65,8 @@ def configure_logs(level: LogLevel = "info", format_: LogFormat = "console") -> 
 def run_component(role: str, settings: BusSettings, serve: Serve) -> int:
     """Run `serve` until a signal or the loss of the bus; the exit status is returned."""
     structlog.contextvars.bind_contextvars(component=role, pid=os.getpid())
+    component, _, name = role.partition("-")
+    COMPONENT.labels(component, name or socket.gethostname()).set(1)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             return runner.run(_run(role, settings, serve))
@@ -91,13 +95,17 @@ async def _run(role: str, settings: BusSettings, serve: Serve) -> int:
         await ensure_topology(bus)
     except BusError as error:
         raise UsageError(str(error)) from error
-    lost = asyncio.create_task(_stop_when_closed(bus, stop))
+    bus.on_reconnect(RECONNECTS.inc)
+    chores = [
+        asyncio.create_task(_stop_when_closed(bus, stop)),
+        asyncio.create_task(watch_loop_lag()),
+    ]
     try:
         await serve(bus, stop)
     finally:
-        lost.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await lost
+        for chore in chores:
+            chore.cancel()
+        await asyncio.gather(*chores, return_exceptions=True)
         closed_for_good = bus.closed.is_set()
         await bus.close()
     if closed_for_good:

@@ -9,6 +9,7 @@ from math import isfinite
 
 from pipeline.messages import MAX_TOKENS_LIMIT, Probe, TaggedRequest
 from pipeline.subjects import Header
+from pipeline.trace_context import trace_headers
 
 PROMPT_TOKENS_MAX = 1 << 31
 
@@ -54,6 +55,7 @@ def queued_headers(tagged: TaggedRequest) -> dict[str, str]:
         Header.PROMPT_TOKENS: str(tagged.prompt_tokens),
         Header.MAX_TOKENS: str(tagged.max_tokens or 0),
         Header.ESTIMATE: f"{estimate.p10:g},{estimate.p50:g},{estimate.p90:g}",
+        **trace_headers(tagged),
     }
 
 

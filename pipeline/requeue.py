@@ -10,6 +10,7 @@ from pipeline.conclusion import conclude, error_result
 from pipeline.errors import WorkerLost
 from pipeline.messages import DispatchedRequest, TaggedRequest
 from pipeline.subjects import Header
+from pipeline.trace_context import trace_headers
 
 CRASHES_MAX = 3
 
@@ -28,7 +29,7 @@ async def requeue(bus: Bus, request: DispatchedRequest, *, crashed: bool) -> boo
         bus.subjects.tagged(again.model, again.client),
         encode(again),
         message_id=f"{again.key}.{again.attempt}",
-        headers={Header.REQUEST: again.key},
+        headers={Header.REQUEST: again.key, **trace_headers(again)},
     )
     return True
 
@@ -48,4 +49,5 @@ def next_attempt(request: DispatchedRequest, *, crashed: bool) -> TaggedRequest:
         attempt=request.attempt + 1,
         crashes=request.crashes + int(crashed),
         trace=request.trace,
+        traceparent=request.traceparent,
     )

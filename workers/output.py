@@ -6,6 +6,7 @@ wait, and go out together when it may.
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Literal
 
 import structlog
@@ -25,7 +26,15 @@ class Output:
     """Publishes `tokens` events of one attempt, numbered without gaps."""
 
     def __init__(
-        self, bus: Bus, hold: Hold, *, client: str, request: str, attempt: int, instance: str
+        self,
+        bus: Bus,
+        hold: Hold,
+        *,
+        client: str,
+        request: str,
+        attempt: int,
+        instance: str,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self._bus = bus
         self._hold = hold
@@ -33,6 +42,7 @@ class Output:
         self._request = request
         self._attempt = attempt
         self._instance = instance
+        self._headers = headers
         self._text: list[str] = []
         self._tokens = 0
         self._last_sent_at = 0.0
@@ -94,7 +104,7 @@ class Output:
             )
             self.sequence += 1
             try:
-                await self._bus.publish(self._subject, encode(message))
+                await self._bus.publish(self._subject, encode(message), headers=self._headers)
             except BusError as error:
                 # The number is spent: the client sees the gap and takes the stored result.
                 log.warning("event_lost", request=self._request, error=str(error))

@@ -37,9 +37,11 @@ from pipeline.messages import (
     prompt_text,
     wall_ms,
 )
-from pipeline.metrics import REFUSED, RESULTS
+from pipeline.metrics import REFUSED
 from pipeline.requeue import requeue
+from pipeline.trace_context import trace_headers
 from workers.engine import Engine, EngineDown, EngineRequest
+from workers.gauges import count_result
 from workers.lease import Hold
 from workers.ledger import Entry, Ledger
 from workers.output import Output
@@ -129,6 +131,7 @@ class Runner:
             request=dispatched.id,
             attempt=dispatched.attempt,
             instance=self._instance,
+            headers=trace_headers(dispatched),
         )
         failure: RequestError | None = None
         accepted_at_ms = wall_ms()
@@ -165,7 +168,7 @@ class Runner:
         result = self._result(dispatched, request, answer, output, failure)
         # On the connection that carries the tokens: the final event cannot overtake them.
         await conclude(self._tokens_bus, result)
-        RESULTS.labels("worker", result.status).inc()
+        count_result(result)
         await delivery.ack()
 
     async def _generate(
@@ -250,6 +253,7 @@ class Runner:
             finish_reason=answer.finish_reason,
             estimate=dispatched.estimate,
             trace=dispatched.trace,
+            traceparent=dispatched.traceparent,
             **common,  # type: ignore[arg-type]  # checked by the struct itself
         )
 

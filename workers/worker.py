@@ -25,6 +25,7 @@ from pipeline.periodic import every
 from pipeline.process import Stop
 from pipeline.requeue import requeue
 from workers.engine import Engine, EngineReady
+from workers.gauges import EngineGauges
 from workers.lease import Hold, new_boot
 from workers.ledger import Ledger
 from workers.run import Runner
@@ -76,7 +77,9 @@ class Worker:
         engine: Engine,
         ready: EngineReady,
         settings: WorkerSettings,
+        gauges: EngineGauges | None = None,
     ) -> None:
+        self._gauges = gauges or EngineGauges()
         self._bus = bus
         self._engine = engine
         self._ready = ready
@@ -134,7 +137,7 @@ class Worker:
             chores = [
                 tasks.create_task(self._hold.keep()),
                 tasks.create_task(self._publish_states()),
-                tasks.create_task(every(INBOX_DEPTH_EVERY_S, self._read_inbox_depth)),
+                tasks.create_task(every(INBOX_DEPTH_EVERY_S, self._look)),
             ]
             tasks.create_task(queue.run())
             why = await self._wait_for_end(stop)
@@ -237,12 +240,14 @@ class Worker:
         except BusError as error:
             log.warning("state_not_published", error=str(error))
 
-    async def _read_inbox_depth(self) -> None:
+    async def _look(self) -> None:
+        """What lies in the inbox; and all that a heartbeat has, as gauges."""
         subjects = self._bus.subjects
         info = await self._bus.jetstream.consumer_info(
             subjects.inbox_stream, subjects.inbox_consumer(self._settings.instance, self.boot)
         )
         self._inbox_pending = info["num_pending"] if info else 0
+        self._gauges.show(self.describe())
 
     def _on_cancel(self, key: str) -> None:
         entry = self._ledger.get(key)
@@ -263,9 +268,10 @@ async def serve_worker(
     """
     try:
         ready = await engine.start()
+        gauges = EngineGauges()
         why: End = "lost"
         while why == "lost":
-            worker = Worker(bus, tokens_bus, engine, ready, settings)
+            worker = Worker(bus, tokens_bus, engine, ready, settings, gauges)
             try:
                 why = await worker.run(stop)
             except* BusError as errors:

@@ -19,6 +19,7 @@ import structlog
 from pipeline.bus.connection import Bus, Message, Subscription
 from pipeline.bus.jetstream import API, ApiError
 from pipeline.errors import BusError
+from pipeline.metrics import REDELIVERIES, WORK_FAILED
 
 if TYPE_CHECKING:
     from pipeline.bus.topology import ConsumerSpec
@@ -243,6 +244,8 @@ class WorkQueue:
         self._wake.set()
 
     def _start(self, delivery: Delivery) -> None:
+        if delivery.deliveries > 1:
+            REDELIVERIES.labels(self._consumer.stream).inc()
         task = asyncio.create_task(self._run_one(delivery))
         self._tasks[task] = delivery
         task.add_done_callback(self._on_done)
@@ -261,16 +264,20 @@ class WorkQueue:
         except asyncio.CancelledError:
             await self._give_back(delivery, 0.0)
         except BusError as error:
-            self.failed += 1
+            self._note_failure()
             log.warning("work_failed", consumer=self._consumer.name, error=str(error))
             await self._give_back(delivery, FAILED_NAK_DELAY_S)
         except Exception:
-            self.failed += 1
+            self._note_failure()
             log.exception("work_failed", consumer=self._consumer.name)
             await self._give_back(delivery, FAILED_NAK_DELAY_S)
         if not delivery.settled:
             log.error("work_unsettled", consumer=self._consumer.name)
             await self._give_back(delivery, FAILED_NAK_DELAY_S)
+
+    def _note_failure(self) -> None:
+        self.failed += 1
+        WORK_FAILED.labels(self._consumer.stream).inc()
 
     async def _give_back(self, delivery: Delivery, delay_s: float) -> None:
         try:
