@@ -1,12 +1,13 @@
 # Two images: `core` runs the dispatcher, workers, predictors and the NATS server; `tagger` has the
 # length model's runtime besides. No compiler, no package index and no root in either. Needs nothing
-# of BuildKit.
+# of BuildKit. A third one, `vllm`, puts our package into vLLM's own image.
 #
 #   docker build --target core -t astrolabe/core .
 #   docker build --target tagger -t astrolabe/tagger .
 #
 # To pin the base by digest: --build-arg PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:...
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
 
 # Dependencies first, at the versions that the tests run with: this layer lasts until they change.
 FROM ${PYTHON_IMAGE} AS dependencies
@@ -55,3 +56,11 @@ COPY --from=core-environment /opt/astrolabe /opt/astrolabe
 
 FROM base AS tagger
 COPY --from=tagger-environment /opt/astrolabe /opt/astrolabe
+
+# vLLM in the worker's process. Its own versions stay: no constraints here. Last, so that nobody
+# pulls that image for the two above.
+FROM ${VLLM_IMAGE} AS vllm
+COPY --from=wheel /wheels /wheels
+RUN python3 -m pip install --no-cache-dir /wheels/*.whl \
+ && sed -i 's/^hosts:.*/hosts: dns files/' /etc/nsswitch.conf
+ENTRYPOINT ["astrolabe"]

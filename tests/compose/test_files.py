@@ -17,8 +17,8 @@ from tests.compose.files import (
 )
 
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
-OTHERS_GPU_SERVERS = {"vllm", "sglang"}  # they compile kernels into their own file system, as root
-OURS = sorted(services().keys() - OTHERS_GPU_SERVERS)
+ON_A_GPU = {"worker-vllm", "sglang"}  # they compile kernels into their own file system, as root
+OURS = sorted(services().keys() - ON_A_GPU)
 
 
 def service(name: str) -> dict[str, Any]:
