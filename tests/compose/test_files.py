@@ -60,6 +60,7 @@ def test_no_root_no_writing_and_bounds(name: str) -> None:
     assert found["cap_drop"] == ["ALL"]
     assert found["mem_limit"]
     assert found["pids_limit"]
+    assert found["init"] is True  # else a signal at start-up is lost
 
 
 @pytest.mark.parametrize("name", sorted(services().keys() - {"prometheus", "grafana"}))

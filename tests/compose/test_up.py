@@ -149,9 +149,26 @@ async def test_metrics_are_served_by_name(stack: ComposeStack) -> None:
     assert "astrolabe_num_requests_running" in told
 
 
-def test_everybody_ends_by_themselves(stack: ComposeStack) -> None:
-    """Nobody has to be killed: a status of 137 would say so."""
-    stack.run("up", "-d")  # the dead worker too
+def test_one_that_has_just_started_stops_at_once(stack: ComposeStack) -> None:
+    """With no handler yet it dies of the signal; a status of 137 would say that it did not."""
+    stack.run("up", "-d")  # the dead worker too, and back to four
+    stack.run("restart", "-t", "0", "worker")
+    stack.run("stop", "worker")
+    statuses = {
+        container.exit_code
+        for name, container in stack.containers().items()
+        if name.startswith("worker")
+    }
+    assert statuses <= {0, 143}
+
+
+async def test_everybody_ends_by_themselves(stack: ComposeStack) -> None:
+    stack.run("up", "-d")
+
+    def all_healthy() -> bool:
+        return healthy(stack) == Counter(DEFAULT)
+
+    await eventually(all_healthy, within_s=HEALTHY_WITHIN_S, what="every container healthy")
     stack.run("stop")
     ends = {name: container.exit_code for name, container in stack.containers().items()}
     ends = {name: status for name, status in ends.items() if not name.startswith("nats")}
