@@ -167,7 +167,7 @@ def predictor(
         await Predictor(bus, settings).serve(stop)
 
     bus = bus_settings(url, prefix, credentials)
-    _run("predictor", bus, serve, log_level, log_format, metrics_port)
+    _run(f"predictor-{instance}", bus, serve, log_level, log_format, metrics_port)
 
 
 def worker(

@@ -102,7 +102,8 @@ async def test_components_export_what_rules_and_panels_ask_for() -> None:
         assert total(families, "astrolabe_event_loop_lag_seconds_count") > 0, role
         (info,) = families["astrolabe_component_info"].samples
         assert info.labels["component"] == role
-    assert found["worker"]["astrolabe_component_info"].samples[0].labels["name"] == "i0"
+    for role in ("worker", "predictor"):
+        assert found[role]["astrolabe_component_info"].samples[0].labels["name"] == "i0"
 
     exported = {
         family.name + suffix
