@@ -58,4 +58,4 @@ def _told(step: Step | None) -> str:
         return "none"
     chunks = " ".join(f"{key}:{tokens}" for key, tokens in step.chunks[:6])
     lost = f" preempted {','.join(step.preempted)}" if step.preempted else ""
-    return f"[{chunks}]{lost} {step.blocks_free} free"
+    return f"{chunks}{lost}, {step.blocks_free} free"

@@ -25,7 +25,7 @@ from pipeline.stack_settings import StackSettings
 INSTANCES = 2
 SIZES = (6, 16, 40)
 """Requests of a wave: some batch places taken, most, and a queue with preemptions."""
-WAVES, QUICK_WAVES = 20, 5
+WAVES, QUICK_WAVES = 12, 4
 WARM_UP_WAVES = 6
 """From which the predictors learn how long a step takes here."""
 MODES = {"exact": "exact=true", "statistics": "exact=false"}
