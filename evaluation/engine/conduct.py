@@ -16,16 +16,15 @@ from evaluation.engine import ours, theirs, trace
 from evaluation.engine.cases import BLOCK_SIZE, groups
 from evaluation.engine.compare import Comparison, compare
 from evaluation.engine.judge import Errors, Verdict, judge
-from evaluation.engine.live import Placer
+from evaluation.engine.live import INSTANCES, Placer
 from pipeline.bus import Bus
 from pipeline.errors import AstrolabeError
 from pipeline.stack import LocalStack
 from pipeline.stack_settings import StackSettings
 
-INSTANCES = 2
 SIZES = (6, 16, 40)
 """Requests of a wave: some batch places taken, most, and a queue with preemptions."""
-WAVES, QUICK_WAVES = 12, 4
+WAVES, QUICK_WAVES = 10, 3
 WARM_UP_WAVES = 6
 """From which the predictors learn how long a step takes here."""
 MODES = {"exact": "exact=true", "statistics": "exact=false"}
@@ -113,7 +112,7 @@ async def _loads(stack: LocalStack, mode: str, waves: int, console: Console) -> 
     lived = []
     try:
         placer = Placer(bus, seed=0)
-        await placer.listen(INSTANCES)
+        await placer.listen()
         await placer.run("warm-up", trace.make(WARM_UP_WAVES, SIZES[1], seed=0))
         for size in SIZES:
             with console.status(f"{mode}: {waves} waves of {size}"):

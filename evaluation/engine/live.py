@@ -34,6 +34,7 @@ from pipeline.policies import Target
 from pipeline.probing import Answers, ask, probe_for
 from pipeline.queued import queued_headers
 
+INSTANCES = 2
 PROBE_TIMEOUT_S = 0.5
 """Longer than a dispatcher's: here a late answer is still an answer, on a machine with little."""
 RESULT_WITHIN_S = 120.0
@@ -84,15 +85,15 @@ class Placer:
         self._happened = Happened()
         self._placed: set[_Placed] = set()
 
-    async def listen(self, instances: int, within_s: float = 10.0) -> None:
-        """Until so many instances were heard. Raises TimeoutError."""
+    async def listen(self, within_s: float = 10.0) -> None:
+        """Until both instances were heard. Raises TimeoutError."""
 
         def heard(message: Message) -> None:
             self._fleet.heard(decode(message.data, Instance))
 
         await self._bus.subscribe(self._bus.subjects.all_heartbeats, heard)
         async with asyncio.timeout(within_s):
-            while len(self._fleet.targets("default")) < instances:  # noqa: ASYNC110
+            while len(self._fleet.targets("default")) < INSTANCES:  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_EVERY_S)
 
     async def run(self, name: str, waves: Sequence[Sequence[Asked]]) -> Happened:
@@ -112,7 +113,7 @@ class Placer:
         targets = self._fleet.targets("default")
         probe = probe_for(tagged, "prediction")
         answers = await ask(self._bus, self._fleet, probe, targets, PROBE_TIMEOUT_S)
-        if len(answers.predictions) < len(targets):
+        if len(answers.predictions) < INSTANCES:
             self._happened.unanswered_probes += 1
             return
         chosen = [self._better(targets, answers)]
