@@ -386,6 +386,14 @@ class Instance(Wire, frozen=True, kw_only=True):
         return self.running + self.waiting + self.inbox_pending
 
 
+class DrainReply(Wire, frozen=True, kw_only=True, omit_defaults=False):
+    """Worker to operator: it stops taking requests from now on."""
+
+    instance: str
+    in_hand: int
+    """Requests that it took and has not ended."""
+
+
 Phase = Literal["waiting", "prefilling", "decoding", "preempted"]
 
 

@@ -109,6 +109,10 @@ class Subjects:
     def heartbeat(self, instance: str) -> str:
         return f"{self.prefix}.heartbeat.{instance}"
 
+    def drain(self, instance: str) -> str:
+        """Request-reply, operator to worker."""
+        return f"{self.prefix}.drain.{instance}"
+
     # -- records
     def history(self, client: str, model: str) -> str:
         return f"{self.prefix}.history.{client}.{model}"

@@ -13,14 +13,22 @@ from typing import Literal, get_args
 import msgspec
 import structlog
 
-from pipeline.bus import Bus, WorkQueue
+from pipeline.bus import Bus, Message, WorkQueue
 from pipeline.bus.jetstream import READ_BATCH_MAX
+from pipeline.bus.service import Service, serve
 from pipeline.bus.topology import inbox_consumer
 from pipeline.cancels import Cancels
-from pipeline.codec import decode
+from pipeline.codec import decode, encode
 from pipeline.conclusion import find_result
 from pipeline.errors import BusError
-from pipeline.messages import DispatchedRequest, EngineLimits, Instance, StateUpdate, wall_ms
+from pipeline.messages import (
+    DispatchedRequest,
+    DrainReply,
+    EngineLimits,
+    Instance,
+    StateUpdate,
+    wall_ms,
+)
 from pipeline.periodic import every
 from pipeline.process import Stop
 from pipeline.requeue import requeue
@@ -101,6 +109,7 @@ class Worker:
             instance=settings.instance,
         )
         self._aborts: set[asyncio.Task[None]] = set()
+        self._service: Service | None = None
 
     def describe(self) -> Instance:
         """This boot as heartbeat and lease show it."""
@@ -132,6 +141,7 @@ class Worker:
             self._runner.handle,
             in_hand_max=in_hand_max(self._ready.limits),
         )
+        self._service = await self._register(stop)
         log.info("worker_ready", instance=self._settings.instance, boot=self.boot)
         async with asyncio.TaskGroup() as tasks:
             chores = [
@@ -157,6 +167,25 @@ class Worker:
     async def close(self) -> None:
         """This boot is over; the connection serves the next one."""
         await self._cancels.close()
+        if self._service is not None:
+            with contextlib.suppress(BusError):
+                await self._service.stop()
+
+    async def _register(self, stop: Stop) -> Service:
+        """As a service that an operator can tell to drain."""
+
+        async def drain(_: Message) -> bytes:
+            log.info("worker_told_to_drain", instance=self._settings.instance)
+            stop.set()
+            return encode(DrainReply(instance=self._settings.instance, in_hand=len(self._ledger)))
+
+        return await serve(
+            self._bus,
+            "worker",
+            "Runs the requests of one instance on its engine.",
+            metadata={"instance": self._settings.instance, "boot": self.boot},
+            endpoint=("drain", self._bus.subjects.drain(self._settings.instance), drain),
+        )
 
     async def _wait_for_end(self, stop: asyncio.Event) -> End:
         waits: dict[asyncio.Task[object], End] = {

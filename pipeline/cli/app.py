@@ -5,7 +5,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from pipeline.cli import components, evaluate, health, length_model, load, stack
+from pipeline.cli import components, evaluate, health, length_model, load, operate, stack
 from pipeline.errors import AstrolabeError, EngineLost
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 
 LOCAL = "Try it and look at it"
+OPERATE = "Operate it"
 COMPONENTS = "One component"
 MEASURE = "Measure it"
 
@@ -25,6 +26,8 @@ app.command(rich_help_panel=LOCAL)(stack.up)
 app.command(rich_help_panel=LOCAL)(load.send)
 app.command(rich_help_panel=LOCAL)(stack.status)
 app.command(rich_help_panel=LOCAL)(load.demo)
+app.command(rich_help_panel=OPERATE)(operate.explain)
+app.command(rich_help_panel=OPERATE)(operate.drain)
 app.command(rich_help_panel=COMPONENTS)(components.dispatcher)
 app.command(rich_help_panel=COMPONENTS)(components.worker)
 app.command(rich_help_panel=COMPONENTS)(components.predictor)

@@ -15,6 +15,7 @@ from pipeline.messages import (
     Cancel,
     Decision,
     DispatchedRequest,
+    DrainReply,
     Ended,
     Instance,
     LengthEstimate,
@@ -375,6 +376,19 @@ async def test_a_second_signal_hands_back_at_once(bus: Bus, begin: Begin) -> Non
         await running.task
     (request,) = await _tagged(bus)
     assert (request.id, request.attempt) == ("r1", 2)
+
+
+async def test_an_operator_drains_it_over_the_bus(bus: Bus, begin: Begin) -> None:
+    running = await begin(SLOW, grace_s=0.2)
+    await send(bus, running, Request(id="r1", prompt="hi", max_tokens=4000, ignore_eos=True))
+    await eventually(lambda: running.heard[-1].running == 1, what="work")
+    reply = await bus.request(bus.subjects.drain("a"), b"", timeout_s=2)
+    assert decode(reply.data, DrainReply) == DrainReply(instance="a", in_hand=1)
+    async with asyncio.timeout(10):
+        assert await running.task is None
+    (request,) = await _tagged(bus)
+    assert (request.id, request.crashes) == ("r1", 0)
+    assert running.heard[-1].state == "dead", "it said goodbye"
 
 
 async def test_an_engine_that_breaks_ends_the_worker_and_loses_nothing(
