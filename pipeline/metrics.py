@@ -9,8 +9,11 @@ from prometheus_client import Counter, Gauge, Histogram, start_http_server
 
 from pipeline.errors import UsageError
 
-SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-"""From one hop of the bus to the longest answer; steps of about three."""
+SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
+"""From one hop of the bus to the default deadline."""
 
 # -- every component
 COMPONENT = Gauge(

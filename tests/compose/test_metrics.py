@@ -117,7 +117,23 @@ async def test_components_export_what_rules_and_panels_ask_for() -> None:
     missing = [(where, names) for where, query in asked if (names := metrics_of(query) - exported)]
     assert missing == []
     assert all(metrics_of(query) for _, query in asked)
+    check_joins(asked, found["worker"])
     check_names([family for families in found.values() for family in families.values()])
+
+
+def check_joins(asked: list[tuple[str, str]], families: Mapping[str, Metric]) -> None:
+    """A gauge without labels is 0 in components that it says nothing of: only a sum or a maximum
+    may take them in."""
+    bare = {
+        name
+        for name, family in families.items()
+        if family.type == "gauge" and family.samples and not family.samples[0].labels
+    }
+    assert "astrolabe_num_requests_running" in bare
+    for where, query in asked:
+        if metrics_of(query) & bare:
+            joined = "astrolabe_component_info{" in query
+            assert joined or query.startswith(("sum(", "max(")), where
 
 
 def check_names(families: list[Metric]) -> None:
