@@ -139,6 +139,28 @@ async def test_a_killed_worker_loses_nothing(stack: ComposeStack) -> None:
     assert max(answer.attempt for answer in answers) > 1
 
 
+async def test_an_upgrade_loses_nothing(stack: ComposeStack) -> None:
+    """The steps of docs/operations.md, every container made anew, while requests come."""
+    upgraded = asyncio.Event()
+
+    async def keep_asking(client: Client) -> list[Completion]:
+        answers: list[Completion] = []
+        while not upgraded.is_set():
+            answers += await complete(client, f"upgrade-{len(answers)}", 4, max_tokens=50)
+        return answers
+
+    async with await Client.connect(BusSettings(url=stack.url)) as client:
+        asking = asyncio.create_task(keep_asking(client))
+        for service in ("worker", "tagger", "dispatcher"):
+            arguments = ("up", "-d", "--no-deps", "--force-recreate", service)
+            await asyncio.to_thread(stack.run, *arguments)
+        upgraded.set()
+        answers = await asking
+        answers += await complete(client, "upgraded", 4, max_tokens=50)
+    assert len(answers) > 4
+    assert all(answer.finish_reason for answer in answers)
+
+
 async def test_metrics_are_served_by_name(stack: ComposeStack) -> None:
     program = (
         "import urllib.request as u;"
