@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -212,6 +213,26 @@ async def test_a_request_id_used_twice(client: Client) -> None:
             await client.complete(Request(id="r1", prompt="another"))
     done = await client.complete(Request(id="r2", prompt="x", max_tokens=5))
     assert await client.complete(Request(id="r2", prompt="x", max_tokens=5)) == done
+
+
+async def test_failure_3_a_reader_that_stops_reading_harms_nobody_else(
+    stack: LocalStack, client: Client
+) -> None:
+    # It hears everybody's tokens, and never takes one from its socket.
+    host, port = stack.url.removeprefix("nats://").split(":")
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect((host, int(port)))
+        deaf.sendall(b"CONNECT {}\r\nSUB astrolabe.> 1\r\nPING\r\n")
+        requests = [
+            Request(id=f"r{n}", prompt="Tell me more.", max_tokens=400, ignore_eos=True)
+            for n in range(24)
+        ]
+        answers = await asyncio.gather(*(client.complete(request) for request in requests))
+    for request, answer in zip(requests, answers, strict=True):
+        assert answer.text == (await result_of(client, request.id)).text
+        assert (answer.usage and answer.usage.completion_tokens, answer.attempt) == (400, 1)
+    assert all(child.running for child in stack.processes.values())
 
 
 async def test_a_cancel_reaches_the_engine(client: Client) -> None:

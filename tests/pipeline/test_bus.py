@@ -42,7 +42,7 @@ async def test_the_largest_message_arrives_with_its_headers(bus: Bus) -> None:
 
 
 @pytest.mark.parametrize("headers", [None, HEADERS])
-async def test_one_byte_more_is_refused_before_the_wire(
+async def test_failure_2_one_byte_more_is_refused_before_the_wire(
     bus: Bus, headers: dict[str, str] | None
 ) -> None:
     size = bus.max_payload - (HEADERS_BYTES if headers else 0) + 1
@@ -141,6 +141,21 @@ async def test_reconnects_and_says_so(nats_server: NatsServer, bus: Bus) -> None
     await bus.publish("again", b"1")
     await eventually(lambda: len(heard) == 1)
     assert not bus.closed.is_set()
+
+
+async def test_failure_10_not_all_come_back_at_once(
+    nats_server: NatsServer, connect: Connect
+) -> None:
+    loop = asyncio.get_running_loop()
+    back_at: list[float] = []
+    for number in range(20):
+        one = await connect(f"one-{number}")
+        one.on_reconnect(lambda: back_at.append(loop.time()))
+    nats_server.kill()
+    await asyncio.sleep(0.5)
+    await nats_server.restart()
+    await eventually(lambda: len(back_at) == 20, within_s=20)
+    assert max(back_at) - min(back_at) > 0.2, "a herd would come within milliseconds"
 
 
 async def test_no_server_is_one_line() -> None:

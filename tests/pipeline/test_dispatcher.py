@@ -380,7 +380,7 @@ async def test_a_living_instance_keeps_its_inbox(bus: Bus, start: Start) -> None
 
 
 @pytest.mark.usefixtures("quick_judgement")
-async def test_the_third_crash_ends_a_request(bus: Bus, start: Start) -> None:
+async def test_failure_8_the_third_crash_ends_a_request(bus: Bus, start: Start) -> None:
     from pipeline.bus import WorkQueue
     from pipeline.bus.topology import inbox_consumer
 

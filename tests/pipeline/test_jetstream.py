@@ -36,7 +36,7 @@ async def test_a_known_id_is_a_duplicate(bus: Bus) -> None:
     assert await messages_in(bus, bus.subjects.requests_stream) == 1
 
 
-async def test_store_waits_for_a_killed_server_and_stores_once(
+async def test_failure_6_store_waits_for_a_killed_server_and_stores_once(
     nats_server: NatsServer, bus: Bus
 ) -> None:
     nats_server.kill()
@@ -47,7 +47,7 @@ async def test_store_waits_for_a_killed_server_and_stores_once(
     assert await messages_in(bus, bus.subjects.requests_stream) == 1
 
 
-async def test_store_whose_acknowledgement_came_too_late_stores_once(
+async def test_failure_7_store_whose_acknowledgement_came_too_late_stores_once(
     nats_server: NatsServer, bus: Bus
 ) -> None:
     nats_server.pause()
@@ -58,7 +58,9 @@ async def test_store_whose_acknowledgement_came_too_late_stores_once(
     assert await messages_in(bus, bus.subjects.requests_stream) == 1
 
 
-async def test_store_waits_for_jetstream(nats_server: NatsServer, bus: Bus, tmp_path: Path) -> None:
+async def test_failure_13_store_waits_for_jetstream(
+    nats_server: NatsServer, bus: Bus, tmp_path: Path
+) -> None:
     config = tmp_path / "core.conf"
     config.write_text("max_payload: 8MB")
     await nats_server.stop()

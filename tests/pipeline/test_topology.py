@@ -30,7 +30,7 @@ async def config_of(bus: Bus, stream: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
-def test_every_stream_is_bounded(config: dict[str, Any]) -> None:
+def test_failure_12_every_stream_is_bounded(config: dict[str, Any]) -> None:
     assert config["max_bytes"] > 0
     assert config["max_msgs"] > 0
 
@@ -110,7 +110,7 @@ async def test_two_stacks_share_a_server(bus: Bus, connect: Connect) -> None:
         ("max_payload: 8MB\njetstream {max_file_store: 1GB}", "max_file_store"),
     ],
 )
-async def test_a_server_that_cannot_carry_it_is_told_in_one_line(
+async def test_failure_13_a_server_that_cannot_carry_it_is_told_in_one_line(
     tmp_path: Path, config: str, complaint: str
 ) -> None:
     file = tmp_path / "poor.conf"

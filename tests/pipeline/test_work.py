@@ -139,7 +139,7 @@ async def test_a_handler_that_forgets_gets_the_message_again(bus: Bus) -> None:
         await eventually(empty(bus))
 
 
-async def test_what_takes_longer_than_ack_wait_is_delivered_once(bus: Bus) -> None:
+async def test_failure_1_what_takes_longer_than_ack_wait_is_delivered_once(bus: Bus) -> None:
     recorder = Recorder(take_s=2.5)
     await put(bus, b"long")
     async with draining(bus, recorder), draining(bus, recorder):
@@ -203,7 +203,9 @@ async def test_a_header_called_status_does_not_hide_a_message(bus: Bus) -> None:
     assert recorder.came == Counter([b"100", b"404", b"409", b"503"])
 
 
-async def test_survives_the_servers_death(nats_server: NatsServer, bus: Bus) -> None:
+async def test_failure_4_pulling_goes_on_after_the_servers_death(
+    nats_server: NatsServer, bus: Bus
+) -> None:
     recorder = Recorder()
     async with draining(bus, recorder):
         await put(bus, b"before")
@@ -230,7 +232,7 @@ async def test_a_long_run_over_the_servers_death_ends(nats_server: NatsServer, b
     assert recorder.came[b"long"] in (1, 2)
 
 
-async def test_makes_a_deleted_consumer_again(bus: Bus) -> None:
+async def test_failure_11_a_consumer_that_is_gone_is_made_again(bus: Bus) -> None:
     recorder = Recorder()
     async with draining(bus, recorder):
         await put(bus, b"before")
@@ -250,7 +252,7 @@ async def test_waits_for_a_stream_that_is_not_there_yet(connect: Connect) -> Non
         await eventually(empty(bus))
 
 
-async def test_notices_silence(
+async def test_failure_5_a_server_that_hangs_but_stays_connected_is_noticed(
     nats_server: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that hangs keeps the connection; only the missing heartbeats tell."""

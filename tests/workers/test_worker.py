@@ -345,7 +345,7 @@ async def test_the_predictor_hears_what_the_engines_admission_goes_by(
     assert min(u.admission.new_token_ratio for u in updates if u.admission is not None) < 0.7
 
 
-async def test_a_stopped_worker_finishes_what_runs_and_hands_back_the_rest(
+async def test_failure_9_a_stopped_worker_finishes_what_runs_and_hands_back_the_rest(
     bus: Bus, begin: Begin
 ) -> None:
     running = await begin(SimulatedSettings(time_scale=0.2, max_num_seqs=2))
