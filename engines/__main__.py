@@ -2,11 +2,15 @@
 
 import sys
 import time
+from collections.abc import Callable
 
 from rich.console import Console
 
 from engines.folder import FOLDER, VARIABLE
-from engines.steps import ENGINES, StepFailed
+from engines.sglang import sglang_steps
+from engines.steps import Step, StepFailed, vllm_steps
+
+ENGINES: dict[str, Callable[[], list[Step]]] = {"vllm": vllm_steps, "sglang": sglang_steps}
 
 
 def main(names: list[str]) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 VARIABLE = "ASTROLABE_ENGINES"
 FOLDER = Path(os.environ.get(VARIABLE) or Path(__file__).parent.parent / ".engines").absolute()
 VLLM = FOLDER / "vllm"
+SGLANG = FOLDER / "sglang"
 TINY_LLAMA = FOLDER / "models" / "tiny-llama"
 SMOLLM2 = FOLDER / "models" / "smollm2-135m-instruct"
 
@@ -17,6 +18,13 @@ VLLM_ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 """For a vLLM on a processor: it asks nobody on the internet, and two fit beside each other."""
+
+SGLANG_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "SGLANG_USE_CPU_ENGINE": "1",
+}
+"""For an SGLang on a processor."""
 
 
 def python_of(environment: Path) -> Path:

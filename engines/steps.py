@@ -115,9 +115,6 @@ def _log(environment: Path) -> Path:
     return environment.parent / f"{environment.name}.log"
 
 
-ENGINES: dict[str, Callable[[], list[Step]]] = {"vllm": vllm_steps}
-
-
 def main_python() -> str:
     """Version of the interpreter that makes the environments."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"

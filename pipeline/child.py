@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 POLL_S = 0.02
@@ -27,7 +27,13 @@ class Child:
     Start it on the main thread: the kernel's "parent death" is that of the thread that forked.
     """
 
-    def __init__(self, command: Sequence[str | Path], log_file: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        log_file: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`environment` is ours where it is None."""
         self.log_file = log_file
         parent = os.getpid()
 
@@ -41,6 +47,7 @@ class Child:
             self._process = subprocess.Popen(  # noqa: S603  no shell, and the command is ours
                 command,
                 stdin=subprocess.DEVNULL,
+                env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

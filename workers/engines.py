@@ -13,7 +13,7 @@ from workers.engine import Engine
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-ENGINES = ("simulated", "openai", "vllm")
+ENGINES = ("simulated", "openai", "vllm", "sglang")
 
 T = TypeVar("T", bound="DataclassInstance")
 
@@ -43,6 +43,14 @@ def make_engine(name: str, arguments: Sequence[str]) -> Engine:
         if "model" not in settings:
             raise UsageError("--engine vllm: set --engine-arg model=FOLDER")
         return VLLMEngine(_convert(settings, VLLMSettings))
+    if name == "sglang":
+        from workers.sglang_engine.settings import SGLangSettings
+
+        if find_spec("aiohttp") is None:
+            raise UsageError("--engine sglang: pip install 'astrolabe[sglang]'")
+        from workers.sglang_engine.engine import SGLangEngine
+
+        return SGLangEngine(_convert(settings, SGLangSettings))
     raise UsageError(f"--engine {name}: choose from {', '.join(ENGINES)}")
 
 

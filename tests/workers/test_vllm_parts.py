@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pipeline.errors import UsageError
 from pipeline.messages import STEPS_REPORTED_MAX, StepSample
 from workers.engines import make_engine
+from workers.report import ROWS_MAX, Receiver, Report, Row, Sender
 from workers.vllm_engine import internals
-from workers.vllm_engine.report import ROWS_MAX, Receiver, Report, Row, Sender
 from workers.vllm_engine.settings import VLLMSettings
 from workers.vllm_engine.state import VLLMState
 

@@ -66,7 +66,7 @@ class OpenAIEngine:
 
     async def start(self) -> EngineReady:
         """Wait until the server serves, read its limits, and have it generate a token."""
-        self._server = server = Server(self._settings)
+        self._server = server = Server(self._settings.root, self._settings)
         await server.wait_serving()
         self._load = await server.load()
         self._model, self._limits = await read_limits(server.get, self._load, self._settings)

@@ -1,14 +1,13 @@
 """The server beside its generations: whether it serves, what it tells of itself."""
 
 import asyncio
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import aiohttp
 import structlog
 
 from pipeline.errors import UsageError
 from workers.openai_engine.load import ServerLoad, read_loads, read_metrics
-from workers.openai_engine.settings import OpenAISettings
 
 log = structlog.get_logger()
 
@@ -28,15 +27,31 @@ Sick = tuple[Literal["refused", "silent"], str]
 """How a check failed, and in words why."""
 
 
-class Server:
-    """One server and the pool of connections to it."""
+class ServerSettings(Protocol):
+    """What is to be known of a server."""
 
-    def __init__(self, settings: OpenAISettings) -> None:
+    @property
+    def api_key(self) -> str | None: ...
+    @property
+    def api_key_env(self) -> str: ...
+    @property
+    def requests_max(self) -> int: ...
+    @property
+    def start_timeout_s(self) -> float: ...
+    @property
+    def hang_timeout_s(self) -> float: ...
+
+
+class Server:
+    """The server at `root`, without a closing slash, and the pool of connections to it."""
+
+    def __init__(self, root: str, settings: ServerSettings) -> None:
+        self._root = root
         self._settings = settings
         self._health = HEALTH
         key = settings.api_key
         self.session = aiohttp.ClientSession(
-            settings.root,
+            root,
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
             connector=aiohttp.TCPConnector(limit=settings.requests_max + 8),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
@@ -50,20 +65,21 @@ class Server:
         while (sick := await self._check(ANSWER_S)) is not None:
             if loop.time() >= give_up_at:
                 raise UsageError(
-                    f"{self._settings.root} did not serve within "
+                    f"{self._root} did not serve within "
                     f"{self._settings.start_timeout_s:g} s: {sick[1]}"
                 )
-            log.info("waiting_for_the_server", url=self._settings.root, reason=sick[1])
+            log.info("waiting_for_the_server", url=self._root, reason=sick[1])
             await asyncio.sleep(START_POLL_S)
 
-    async def watch(self) -> str:
-        """Returns why, when the server serves no more: it refuses twice, or is silent."""
+    async def watch(self, route: str | None = None) -> str:
+        """Returns why, when the server serves no more: it refuses twice, or is silent. `route` is
+        one to look at instead of its health."""
         refusals = 0
         while True:
-            sick = await self._check(self._settings.hang_timeout_s)
+            sick = await self._check(self._settings.hang_timeout_s, route)
             refusals = 0 if sick is None else refusals + 1
             if sick is not None and (sick[0] == "silent" or refusals >= REFUSALS_MAX):
-                return f"the server at {self._settings.root}: {sick[1]}"
+                return f"the server at {self._root}: {sick[1]}"
             await asyncio.sleep(WATCH_EVERY_S)
 
     async def get(self, path: str) -> Any:
@@ -91,20 +107,19 @@ class Server:
         """Our connections; the server is not ours to stop."""
         await self.session.close()
 
-    async def _check(self, within_s: float) -> Sick | None:
+    async def _check(self, within_s: float, route: str | None = None) -> Sick | None:
         """None where it serves."""
+        path = route or self._health
         try:
-            async with asyncio.timeout(within_s), self.session.get(self._health) as response:
+            async with asyncio.timeout(within_s), self.session.get(path) as response:
                 status = response.status
         except TimeoutError:
             return "silent", f"no answer within {within_s:g} s"
         except aiohttp.ClientError as error:
             return "refused", str(error) or type(error).__name__
-        if status == 404 and self._health == HEALTH:
+        if status == 404 and path == HEALTH:
             self._health = MODELS  # of those that have no route for it
             return await self._check(within_s)
         if status in (401, 403):
-            raise UsageError(
-                f"{self._settings.root} refused the key in {self._settings.api_key_env}"
-            )
+            raise UsageError(f"{self._root} refused the key in {self._settings.api_key_env}")
         return None if status == 200 else ("refused", f"HTTP {status}")

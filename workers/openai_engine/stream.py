@@ -1,6 +1,6 @@
 """Server-sent events, and the counting of tokens in them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol
 
 import msgspec
@@ -19,7 +19,7 @@ class Lines(Protocol):
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
 
-async def events(lines: Lines) -> AsyncIterator[bytes]:
+async def events(lines: Lines) -> AsyncGenerator[bytes, None]:
     """The data of each event up to the end mark. Other fields and comments are passed over; an
     event that is spread over several data lines is put together."""
     data: list[bytes] = []

@@ -107,18 +107,24 @@ def finish_reason(told: str) -> FinishReason:
 def error_of(status: int, body: bytes, retry_after: str | None = None) -> RequestError:
     """What an answer that is no success means; `status` may be one inside a stream."""
     message = _message(body) or f"HTTP {status}"
-    return _error(status, message, retry_after)
+    return error_of_status(status, message, retry_after)
 
 
 def error_in(chunk: Chunk) -> RequestError | None:
     """What an event inside a stream means, if it is an error."""
     if chunk.error is not None:
-        nested = chunk.error if isinstance(chunk.error, dict) else {"message": chunk.error}
-        message = nested.get("message") or "an error without a message"
-        return _error(_status(nested.get("code")), str(message), None)
+        return error_of_event(chunk.error)
     if chunk.object == "error":
-        return _error(_status(chunk.code), chunk.message or "an error without a message", None)
+        message = chunk.message or "an error without a message"
+        return error_of_status(_status(chunk.code), message)
     return None
+
+
+def error_of_event(error: object) -> RequestError:
+    """What the `error` of an event means: an object, or words."""
+    nested = error if isinstance(error, dict) else {"message": error}
+    message = nested.get("message") or "an error without a message"
+    return error_of_status(_status(nested.get("code")), str(message))
 
 
 def room_told(message: str) -> int | None:
@@ -141,7 +147,8 @@ def _status(code: object) -> int:
     return status if 400 <= status <= 599 else 500
 
 
-def _error(status: int, message: str, retry_after: str | None) -> RequestError:
+def error_of_status(status: int, message: str, retry_after: str | None = None) -> RequestError:
+    """By HTTP status and words; only the words say that a prompt was too long."""
     message = " ".join(message.split())[:MESSAGE_CHARS_MAX]
     if status in OVERLOADED:
         return Overloaded(f"the server is full: {message}", retry_after_ms=_ms(retry_after))

@@ -21,11 +21,11 @@ from pipeline.errors import (
 from pipeline.messages import EngineLimits, FinishReason, Request, StepSample
 from predictor.step_time import PROFILES
 from workers.engine import Delta, EngineDown, EngineReady, EngineRequest, EngineStats
+from workers.report import Receiver
 from workers.token_times import TokenTimes
 from workers.vllm_engine import internals
 from workers.vllm_engine.asked import sampling, token_ids
 from workers.vllm_engine.making import made
-from workers.vllm_engine.report import Receiver
 from workers.vllm_engine.settings import VLLMSettings
 from workers.vllm_engine.state import VLLMState
 from workers.vllm_engine.watch import until_lost

@@ -11,8 +11,8 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from pipeline.messages import StepSample
+from workers.report import ROWS_MAX, Report, Row, Sender
 from workers.vllm_engine.internals import SOCKET, client_id
-from workers.vllm_engine.report import ROWS_MAX, Report, Row, Sender
 
 
 class _Reporting:

@@ -2,13 +2,14 @@
 from vLLM's statistics."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.messages import STEPS_REPORTED_MAX, Phase, StepSample
-from workers.engine import EngineStats, Progress
-from workers.vllm_engine.report import Report, Row
+from pipeline.messages import STEPS_REPORTED_MAX, StepSample
+from workers.engine import EngineStats
+from workers.report import Report
+from workers.reported import stats_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,35 +68,4 @@ class VLLMState:
                 preemptions=counts.preemptions,
                 source="reported",
             )
-        return EngineStats(
-            running=len(report.running),
-            # Those that the scheduler has not seen yet wait, too.
-            waiting=max(report.waiting_count, unfinished - len(report.running)),
-            kv_blocks_used=kv_blocks - report.blocks_free,
-            preemptions=report.preemptions,
-            steps=report.steps,
-            progress=self._progress(report),
-        )
-
-    def _progress(self, report: Report) -> Mapping[str, Progress]:
-        found: dict[str, Progress] = {}
-        for rows, phase_of in ((report.running, _running), (report.waiting, _waiting)):
-            for row in rows:
-                key = self._key_of(row.request_id)
-                if key is not None:
-                    found[key] = Progress(
-                        phase_of(row), row.computed_tokens, row.generated_tokens, row.prompt_tokens
-                    )
-        return found
-
-
-def _running(row: Row) -> Phase:
-    """One that was preempted computes its whole past again before it decodes."""
-    decodes_from = row.prompt_tokens + row.generated_tokens - 1
-    return (
-        "decoding" if row.generated_tokens and row.computed_tokens >= decodes_from else "prefilling"
-    )
-
-
-def _waiting(row: Row) -> Phase:
-    return "preempted" if row.preemptions else "waiting"
+        return stats_of(report, kv_blocks, unfinished, self._key_of)

@@ -1,7 +1,9 @@
-"""What vLLM's scheduler tells the worker after each step: a datagram over a socket of this machine.
+"""What an engine's scheduler tells the worker after each step: a datagram over a socket of this
+machine.
 
-Beside vLLM's own channels, because they carry counts only. A report that finds the socket full is
-dropped: the next one tells everything anew.
+Beside the engine's own channels, because they carry counts only. A report that finds the socket
+full is dropped: the next one tells everything anew. Imported by the engine in its scheduler's
+process, so it needs nothing but msgspec.
 """
 
 import contextlib
@@ -10,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pipeline.messages import StepSample
+from pipeline.messages import Admission, StepSample
 
 ROWS_MAX = 1_024
 """Of each queue; a datagram of that many is some 80 kB."""
@@ -40,6 +42,8 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     """Since the start."""
     step: StepSample | None
     """The step that has just ended; None when a request was ended from outside."""
+    admission: Admission | None = None
+    """SGLang's."""
 
 
 _DECODER = msgspec.msgpack.Decoder(Report)
