@@ -32,6 +32,7 @@ engines: $(STAMP) ## real engines on this machine, each in an environment of its
 
 test-engines: $(STAMP) ## the adapters against the real engines that `make engines` set up
 	$(ENGINES)/vllm/bin/python -m pytest -o filterwarnings=ignore tests/engines/test_vllm.py tests/engines/test_vllm_server.py
+	$(ENGINES)/sglang/bin/python -m pytest -o filterwarnings=ignore tests/engines/test_sglang.py
 	$(BIN)/python -m pytest tests/engines
 
 test: $(STAMP) ## the whole test suite, against a NATS server that it starts itself

@@ -98,6 +98,7 @@ class SGLangEngine:
             await self._warm_up()
         if socket is not None and not self._state.exact:
             log.warning("sglang_scheduler_not_reporting", version=told.version, state="/v1/loads")
+        await self._look(server)
         self.take_steps()
         self._chore(self._watch(server))
         self._chore(self._poll(server))
@@ -306,11 +307,14 @@ class SGLangEngine:
 
     async def _poll(self, server: Server) -> None:
         while True:
-            loads: Any = await server.get(LOADS)
-            with contextlib.suppress(ValueError):  # the next look, or the watch, says more
-                if loads is not None:
-                    self._state.polled(read_loads(loads))
             await asyncio.sleep(POLL_EVERY_S)
+            await self._look(server)
+
+    async def _look(self, server: Server) -> None:
+        loads: Any = await server.get(LOADS)
+        with contextlib.suppress(ValueError):  # the next look, or the watch, says more
+            if loads is not None:
+                self._state.polled(read_loads(loads))
 
     async def _warm_up(self) -> None:
         request = Request(id="warm-up", prompt="Hello", max_tokens=2, ignore_eos=True)
