@@ -101,7 +101,6 @@ class SGLangEngine:
         await self._look(server)
         self.take_steps()
         self._chore(self._watch(server))
-        self._chore(self._poll(server))
         return EngineReady(told.model, told.limits, PROFILES[self._settings.profile])
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
@@ -301,8 +300,14 @@ class SGLangEngine:
         def still_s() -> float:
             return self._state.still_s() if self._streams else 0.0
 
-        stall_timeout_s = self._settings.stall_timeout_s
-        self._go_down(await until_lost(server, self._child, still_s, stall_timeout_s))
+        polling = asyncio.create_task(self._poll(server))
+        try:
+            reason = await until_lost(server, self._child, still_s, self._settings.stall_timeout_s)
+        finally:
+            polling.cancel()
+            await asyncio.gather(polling, return_exceptions=True)
+        self._go_down(reason)
+        await server.close()  # those that wait for the beginning of an answer hear of it, too
         self._failed.set()
 
     async def _poll(self, server: Server) -> None:
