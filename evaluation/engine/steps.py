@@ -53,3 +53,11 @@ class Trace(msgspec.Struct, frozen=True):
 
     case: str
     steps: list[Step]
+
+
+class Traced(msgspec.Struct, frozen=True):
+    """All steps of a case whose requests came when they could: with the steps before which they
+    were there."""
+
+    case: Case
+    steps: list[Step]

@@ -69,7 +69,7 @@ def test_sglangs_own_flags_are_handed_through() -> None:
     command = SGLangSettings(model="m", args="--page-size 16", python="py").command(7)
     assert command[:5] == ["py", "-m", "sglang.launch_server", "--model-path", "m"]
     assert "--page-size 16" in " ".join(command)
-    assert command[-1] == "--incremental-streaming-output"
+    assert command[-3:] == ["--incremental-streaming-output", "--log-level-http", "warning"]
 
 
 # ---------------------------------------------------------------- events

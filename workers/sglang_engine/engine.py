@@ -288,8 +288,7 @@ class SGLangEngine:
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if waits[1].done():
-                tail = self._child.log_tail()
-                raise UsageError(f"{waits[1].result()}\n{tail}")
+                raise UsageError(f"{waits[1].result()}: {self._child.log_tail(1)}")
             waits[0].result()
         finally:
             for wait in waits:
@@ -313,7 +312,8 @@ class SGLangEngine:
     async def _poll(self, server: Server) -> None:
         while True:
             await asyncio.sleep(POLL_EVERY_S)
-            await self._look(server)
+            if not self._state.exact:
+                await self._look(server)
 
     async def _look(self, server: Server) -> None:
         loads: Any = await server.get(LOADS)

@@ -17,6 +17,7 @@ _LEAST = {
     "stall_timeout_s": 1,
 }
 INCREMENTAL = "--incremental-streaming-output"
+HTTP_LOG = "--log-level-http"
 OURS = ("--model-path", "--model", "--host", "--port")
 """Flags that the worker sets."""
 
@@ -97,6 +98,8 @@ class SGLangSettings:
             flags += ["--api-key", self.api_key]
         if INCREMENTAL not in flags:
             flags.append(INCREMENTAL)  # else every event repeats the whole answer
+        if HTTP_LOG not in flags:
+            flags += [HTTP_LOG, "warning"]  # else its log is of how often it was looked at
         where = ["--host", "127.0.0.1", "--port", str(port)]
         return [
             self.python,
