@@ -25,7 +25,7 @@ from workers.engine import Delta, EngineDown, EngineReady, EngineRequest, Engine
 from workers.openai_engine import wire
 from workers.openai_engine.limits import read_limits
 from workers.openai_engine.load import ServerLoad
-from workers.openai_engine.server import Server
+from workers.openai_engine.server import MODELS, Server
 from workers.openai_engine.settings import OpenAISettings
 from workers.openai_engine.stream import Counted, decoded, events
 from workers.token_times import TokenTimes
@@ -219,7 +219,9 @@ class OpenAIEngine:
         return self._limits
 
     async def _watch(self, server: Server) -> None:
-        self._go_down(await server.watch())
+        # SGLang's health waits for a second, and generates; its list of models does neither.
+        route = MODELS if self._known_limits.rules == "sglang" else None
+        self._go_down(await server.watch(route))
         self._failed.set()
 
     async def _poll(self, server: Server) -> None:
