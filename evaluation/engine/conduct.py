@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from engines.folder import TINY_LLAMA, VLLM, VLLM_ENVIRONMENT, python_of
+from engines.folder import SGLANG, TINY_LLAMA, VLLM, VLLM_ENVIRONMENT, is_complete, python_of
 from evaluation.engine import ours, theirs, trace
 from evaluation.engine.cases import BLOCK_SIZE, groups
 from evaluation.engine.compare import Comparison, compare
 from evaluation.engine.judge import Errors, Verdict, judge
 from evaluation.engine.live import INSTANCES, Placer
+from evaluation.engine.sglang_cases import groups as sglang_groups
 from pipeline.bus import Bus
 from pipeline.errors import AstrolabeError
 from pipeline.stack import LocalStack
@@ -80,6 +81,20 @@ def step_by_step(seeds: int, console: Console) -> list[Comparison]:
             prompts = {arrival.key: len(arrival.prompt) for arrival in case.arrivals}
             ran = ours.run(case, group.limits)
             compared.append(compare(case.name, prompts, steps[case.name], ran))
+    if is_complete(SGLANG):
+        compared += sglang_step_by_step(seeds, console)
+    return compared
+
+
+def sglang_step_by_step(seeds: int, console: Console) -> list[Comparison]:
+    """The same with SGLang, whose requests come when they come."""
+    compared = []
+    for group in track(sglang_groups(seeds), "SGLang", console=console, transient=True):
+        for traced in theirs.run_sglang(group):
+            case = traced.case
+            prompts = {arrival.key: len(arrival.prompt) for arrival in case.arrivals}
+            ran = ours.run(case, group.limits)
+            compared.append(compare(f"sglang {case.name}", prompts, traced.steps, ran))
     return compared
 
 

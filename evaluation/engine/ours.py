@@ -14,7 +14,8 @@ def run(case: Case, limits: EngineLimits) -> list[Step]:
     while coming or len(scheduler):
         while coming and (not len(scheduler) or coming[-1].at_step <= len(steps)):
             arrival = coming.pop()
-            scheduler.add(Sequence(arrival.key, len(arrival.prompt), arrival.tokens))
+            prompt_tokens, tokens = len(arrival.prompt), arrival.tokens
+            scheduler.add(Sequence(arrival.key, prompt_tokens, tokens, tokens_max=tokens))
         plan = scheduler.step()
         chunks = [(sequence.key, chunk) for sequence, chunk in plan.chunks]
         steps.append(Step(chunks, list(plan.preempted), scheduler.blocks_free))

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from engines.folder import SGLANG_ENVIRONMENT, TINY_LLAMA
+from engines.folder import SGLANG_ENVIRONMENT, SMOLLM2, TINY_LLAMA
 from pipeline.errors import BadRequest, EngineFailed, Overloaded, UsageError
+from pipeline.messages import ChatMessage, Request, prompt_text
 from tests.waiting import eventually
 from tests.workers.conformance import (
     MAX_MODEL_LEN,
@@ -25,7 +26,7 @@ from tests.workers.conformance import (
     text_of,
     tokens_of,
 )
-from workers.engine import Engine
+from workers.engine import Engine, EngineRequest
 from workers.openai_engine.engine import OpenAIEngine
 from workers.openai_engine.settings import OpenAISettings
 from workers.sglang_engine.engine import SGLangEngine
@@ -173,22 +174,48 @@ class TestSGLang(Conformance):
         await other.close()
         assert tokens_of(await answer(engine, asked("c.r", max_tokens=3, ignore_eos=True))) == 3
 
-    async def test_the_openai_way_to_it_counts_the_same(self, engine: SGLangEngine) -> None:
-        await same_by_both_ways(engine, max_tokens=24)
+    async def test_the_openai_way_to_it_says_the_same(self, engine: SGLangEngine) -> None:
+        await same_by_both_ways(engine, [plain(text, 24) for text in ("def main():", "1, 2, 3,")])
 
 
-async def same_by_both_ways(engine: SGLangEngine, max_tokens: int) -> None:
-    """The same requests through `sglang` and through `openai`, to one server."""
+def plain(text: str, tokens: int) -> Request:
+    return Request(id="r", prompt=text, max_tokens=tokens, temperature=0.0)
+
+
+def chat(text: str, tokens: int) -> Request:
+    messages = [ChatMessage(role="user", content=text)]
+    return Request(id="r", messages=messages, max_tokens=tokens, temperature=0.0)
+
+
+async def same_by_both_ways(engine: SGLangEngine, requests: list[Request]) -> list[str | None]:
+    """The same requests through `sglang` and through `openai`, to one server; how they ended."""
     other = OpenAIEngine(OpenAISettings(url=url_of(engine)))
     await other.start()
-    for number, prompt in enumerate(("What is the capital of France?", "def main():", "1, 2, 3,")):
-        request = asked(f"c.{number}", prompt=prompt, max_tokens=max_tokens, temperature=0.0)
-        ours, theirs = await answer(engine, request), await answer(other, request)
+    ends: list[str | None] = []
+    for request in requests:
+        one = EngineRequest("c.r", request, prompt_text(request), 8)
+        ours, theirs = await answer(engine, one), await answer(other, one)
         assert text_of(ours) == text_of(theirs)
         assert tokens_of(ours) == tokens_of(theirs)
         assert ours[-1].finish_reason == theirs[-1].finish_reason
         assert ours[-1].prompt_tokens == theirs[-1].prompt_tokens
+        ends.append(ours[-1].finish_reason)
     await other.close()
+    return ends
+
+
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="`make engines` makes SmolLM2")
+async def test_a_real_model_ends_alike_by_both_ways() -> None:
+    engine = made(model=SMOLLM2)
+    await engine.start()
+    france = chat("What is the capital of France?", 60)
+    ends = await same_by_both_ways(
+        engine, [france, plain("The capital of France is", 12), chat("Write a long story.", 30)]
+    )
+    assert ends == ["stop", "length", "length"]
+    deltas = await answer(engine, EngineRequest("c.r", france, prompt_text(france), 8))
+    assert "Paris" in text_of(deltas)
+    await engine.close()
 
 
 async def test_flags_that_sglang_does_not_know_are_told() -> None:
