@@ -7,6 +7,7 @@ from pipeline.messages import EngineLimits
 from predictor.rules.sglang_admission import token_ratios
 
 PAGE_SIZE = 16
+WAVES = 5
 
 
 def limits(
@@ -44,11 +45,11 @@ def groups(seeds: int = 1) -> list[Group]:
         schedule_conservativeness=1.0,
     )
     tight = limits(
-        24,
-        max_num_seqs=6,
-        chunked_prefill_size=128,
-        max_model_len=256,
-        schedule_conservativeness=0.05,
+        30,
+        max_num_seqs=10,
+        chunked_prefill_size=64,
+        max_model_len=200,
+        schedule_conservativeness=0.01,
     )
     return [
         Group(
@@ -60,7 +61,13 @@ def groups(seeds: int = 1) -> list[Group]:
         Group(
             "SGLang: retraction",
             tight,
-            several("retract", 30, prompt_tokens=(10, 90), tokens=(20, 110), gap_steps=4)
-            + several("crowd", 20, prompt_tokens=(20, 60), tokens=(60, 100), gap_steps=0),
+            # Once somebody was retracted more is held back, until the engine is idle: so in waves.
+            [
+                case
+                for wave in range(WAVES)
+                for case in several(
+                    f"wave{wave}", 8, prompt_tokens=(5, 40), tokens=(40, 150), gap_steps=3
+                )
+            ],
         ),
     ]
