@@ -186,6 +186,12 @@ class Bus:
         return self.client.is_connected
 
     @property
+    def server_version(self) -> str:
+        """Of the server that this connection goes to, such as 2.12.1."""
+        told = self.client.connected_server_version
+        return f"{told.major}.{told.minor}.{told.patch}"
+
+    @property
     def max_payload(self) -> int:
         """The server's bound on headers + payload, in bytes."""
         return self.client.max_payload

@@ -225,6 +225,10 @@ class JetStream:
             if error.err_code != CONSUMER_NOT_FOUND:
                 raise
 
+    async def account(self) -> dict[str, Any]:
+        """What this account uses and may use. Raises ApiError, BusMisconfigured."""
+        return await self.api("INFO")
+
     async def api(self, verb: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
         """One call of JetStream's own API. Raises ApiError, BusMisconfigured, RequestTimeout."""
         payload = msgspec.json.encode(body) if body is not None else b""

@@ -1,4 +1,4 @@
-"""`astrolabe explain | drain`: one request, one instance, over the bus."""
+"""`astrolabe explain | drain | doctor`: one request, one instance, this machine and its server."""
 
 import asyncio
 import time
@@ -125,3 +125,35 @@ async def _drain(bus: Bus, instance: str, wait_s: float, console: Console) -> fl
     except TimeoutError:
         return None
     return time.monotonic() - started
+
+
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+    url: Url = DEFAULT_URL,
+    prefix: Prefix = DEFAULT_PREFIX,
+    credentials: Credentials = None,
+) -> None:
+    """What would keep a stack from running well here: packages, devices, the NATS server's limits.
+
+    Ends with status 1 where there is trouble. Looks, and changes nothing.
+    """
+    from pipeline.doctor import Finding, of_environment, of_local_server, of_server, worst
+    from tagger.model import LengthModel
+
+    configure_logs("error")
+    findings: list[Finding] = [*of_environment(LengthModel.load), of_local_server()]
+    findings += asyncio.run(of_server(bus_settings(url, prefix, credentials)))
+    if json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(findings)).decode())
+    else:
+        from rich.table import Table
+
+        table = Table(show_lines=False)
+        for name in ("what", "", "found", "do"):
+            table.add_column(name)
+        colours = {"well": "green", "note": "yellow", "trouble": "bold red"}
+        for finding in findings:
+            verdict = f"[{colours[finding.verdict]}]{finding.verdict}[/]"
+            table.add_row(finding.what, verdict, finding.found, finding.do)
+        Console().print(table)
+    raise typer.Exit(1 if worst(findings) == "trouble" else 0)
