@@ -262,7 +262,8 @@ class SGLangEngine:
 
         def readable() -> None:
             for report in receiver.take():
-                self._state.reported(report)
+                if self._told is not None and self._told.reports:
+                    self._state.reported(report)
 
         loop.add_reader(receiver.socket, readable)
         self._exit.callback(loop.remove_reader, receiver.socket)

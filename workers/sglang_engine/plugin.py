@@ -66,8 +66,9 @@ class Reporter:
         self._ended_at = 0.0
         self._steps = 0
         self._retracted = 0
-        self._told = (0, 0)
-        """How many ran and waited in the last report."""
+        self._idle: tuple[int, int] | None = None
+        """How many were in the batch and waited when it was told that there is nothing to run; it
+        is asked without end while there is nothing."""
 
     def began(self, _: Any, batch: Any, *__: Any, **___: Any) -> None:
         """A batch is about to run."""
@@ -86,6 +87,7 @@ class Reporter:
             duration_ms = (now - max(started, self._ended_at)) * 1000
             self._ended_at = now
             self._steps += 1
+            self._idle = None
             timed = StepSample(
                 step.tokens, step.prefill_work, step.context_tokens, step.sequences, duration_ms
             )
@@ -94,7 +96,9 @@ class Reporter:
     def idles(self, _: Any, scheduler: Any, *__: Any, **___: Any) -> None:
         """There is nothing to run: told once, and again when somebody gave up waiting."""
         with self._giving_up_on_errors():
-            if self._told != (0, len(scheduler.waiting_queue)):
+            now = len(scheduler.running_batch.reqs), len(scheduler.waiting_queue)
+            if now != self._idle:
+                self._idle = now
                 self._send(scheduler, None, None)
 
     def retracted(self, result: Any, *_: Any, **__: Any) -> None:
@@ -105,9 +109,7 @@ class Reporter:
     def _send(self, scheduler: Any, batch: Any, step: StepSample | None) -> None:
         if self._sender is None or not self._leads():
             return
-        report = self._report(scheduler, batch, step)
-        self._told = len(report.running), report.waiting_count
-        self._sender.send(report)
+        self._sender.send(self._report(scheduler, batch, step))
 
     def _report(self, scheduler: Any, batch: Any, step: StepSample | None) -> Report:
         running = unfinished(scheduler, batch)
