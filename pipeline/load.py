@@ -112,7 +112,7 @@ class _Run:
         if len(self._running) >= OUTSTANDING_MAX:
             self._note(Outcome(request.id, error=Overloaded.code))
             return
-        task = group.create_task(_follow(self._client, request, due_at))
+        task = group.create_task(follow(self._client, request, due_at))
         self._running[task] = request.id
         task.add_done_callback(self._on_done)
         self._tally.sent += 1
@@ -168,7 +168,7 @@ async def _due(at: float, stop: asyncio.Event) -> bool:
     return True
 
 
-async def _follow(client: Client, request: Request, due_at: float) -> Outcome:
+async def follow(client: Client, request: Request, due_at: float) -> Outcome:
     """Send one request and watch its events."""
 
     def since_ms() -> float:

@@ -5,7 +5,16 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from pipeline.cli import components, evaluate, health, length_model, load, operate, stack
+from pipeline.cli import (
+    components,
+    evaluate,
+    health,
+    length_model,
+    load,
+    operate,
+    replay,
+    stack,
+)
 from pipeline.errors import AstrolabeError, EngineLost
 
 app = typer.Typer(
@@ -27,6 +36,7 @@ app.command(rich_help_panel=LOCAL)(load.send)
 app.command(rich_help_panel=LOCAL)(stack.status)
 app.command(rich_help_panel=LOCAL)(load.demo)
 app.command(rich_help_panel=OPERATE)(operate.explain)
+app.command(rich_help_panel=OPERATE)(replay.replay)
 app.command(rich_help_panel=OPERATE)(operate.drain)
 app.command(rich_help_panel=OPERATE)(operate.doctor)
 app.command(rich_help_panel=COMPONENTS)(components.dispatcher)

@@ -97,7 +97,7 @@ def send(
         return
     made = make_requests(None if str(file) == "sample" else file, requests, seed)
     summary = uvloop.run(run_load(bus, client, made, rate, seed))
-    _show(summary, json, seed=seed, rate=rate)
+    show(summary, json, seed=seed, rate=rate)
 
 
 def _refuse_the_others(
@@ -141,7 +141,7 @@ def demo(
     )
     made = make_requests(None, requests, seed)
     summary = uvloop.run(_demo(settings, made, rate, seed))
-    _show(summary, json, seed=seed, rate=rate, instances=instances, policy=policy)
+    show(summary, json, seed=seed, rate=rate, instances=instances, policy=policy)
     if summary.failed:
         raise typer.Exit(1)
 
@@ -181,6 +181,17 @@ async def run_load(
 ) -> Summary:
     """Send the requests at seeded Poisson times, with progress, and sum up."""
     offsets = arrival_offsets_s(len(requests), rate, seed)
+    return await run_load_at(bus, client_name, requests, offsets, stop)
+
+
+async def run_load_at(
+    bus: BusSettings,
+    client_name: str,
+    requests: Sequence[Request],
+    offsets: Sequence[float],
+    stop: asyncio.Event | None = None,
+) -> Summary:
+    """Send each request when it is due (seconds from now), with progress, and sum up."""
     with contextlib.ExitStack() as cleanup:
         if stop is None:
             stop = cleanup.enter_context(_stop_on_signals())
@@ -272,7 +283,8 @@ async def _answer(bus: BusSettings, client_name: str, request: Request) -> None:
         raise UsageError(str(error)) from error
 
 
-def _show(summary: Summary, path: Path | None, **how: object) -> None:
+def show(summary: Summary, path: Path | None, **how: object) -> None:
+    """The table; and the figures, with how they were made, to `path`."""
     Console().print(render(summary))
     if path is not None:
         write_json(path, as_json(summary, **how))

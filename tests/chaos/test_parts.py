@@ -5,7 +5,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.chaos.audit import Audit, Seen, audit
@@ -19,6 +19,7 @@ COMPONENTS = (
 )
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.floats(3, 2000))
 def test_faults_come_one_after_the_other(seed: int, length_s: float) -> None:
     faults = schedule(COMPONENTS, length_s, seed)
@@ -28,6 +29,7 @@ def test_faults_come_one_after_the_other(seed: int, length_s: float) -> None:
         assert after.at_s >= before.at_s + before.down_s + 1.0
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6))
 def test_ten_minutes_have_five_kills_of_every_kind(seed: int) -> None:
     kills = Counter(f.kind for f in schedule(COMPONENTS, 600, seed) if f.how == "kill")

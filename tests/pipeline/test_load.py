@@ -145,7 +145,7 @@ async def test_a_load_that_is_cancelled_leaves_no_task_behind(bus: Bus) -> None:
         driving.cancel()
         await asyncio.gather(driving, return_exceptions=True)
         left = asyncio.all_tasks() - before
-        assert not [task for task in left if "_follow" in repr(task)]
+        assert not [task for task in left if "follow" in repr(task)]
         assert not client._streams
 
 

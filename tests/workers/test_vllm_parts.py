@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import UsageError
@@ -73,6 +73,7 @@ ROWS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(ROWS, ROWS)
 def test_reports_arrive_as_they_were_sent(running: list[Row], waiting: list[Row]) -> None:
     with TemporaryDirectory() as folder:
