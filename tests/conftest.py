@@ -2,6 +2,7 @@
 what a test does to it (kill, pause, fill) concerns nobody else."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,13 @@ import structlog
 from pipeline.bus import Bus, BusSettings
 from pipeline.bus.topology import ensure_topology
 from pipeline.nats_server import NatsServer
+
+if find_spec("hypothesis") is not None:  # an engine's own environment has none
+    from hypothesis import settings
+
+    # How long an example takes is a matter of what else the machine does.
+    settings.register_profile("untimed", parent=settings(), deadline=None)
+    settings.load_profile("untimed")
 
 Connect = Callable[..., Awaitable[Bus]]
 
