@@ -96,7 +96,7 @@ class TestSGLang(Conformance):
 
     async def test_the_scheduler_tells_of_every_request(self, engine: SGLangEngine) -> None:
         runs = [
-            asyncio.create_task(answer(engine, asked(f"c.{n}", max_tokens=100, ignore_eos=True)))
+            asyncio.create_task(answer(engine, asked(f"c.{n}", max_tokens=240, ignore_eos=True)))
             for n in range(MAX_NUM_SEQS + 2)
         ]
         await eventually(
