@@ -33,7 +33,7 @@ READY_S = 240.0
 ENGINE_ARGS = (
     f"--dtype bfloat16 --enforce-eager --block-size {BLOCK_SIZE} --num-gpu-blocks-override 61 "
     "--kv-cache-memory-bytes 67108864 --max-model-len 512 --max-num-seqs 12 "
-    "--max-num-batched-tokens 128 --no-enable-prefix-caching --distributed-executor-backend uni"
+    "--max-num-batched-tokens 128 --no-enable-prefix-caching"
 )
 """So small that queues, chunks and preemptions really happen."""
 PACED = "--scheduler-cls evaluation.engine.paced.PacedScheduler"
