@@ -45,7 +45,7 @@ def test_help_teaches_and_the_list_is_whole(capsys: pytest.CaptureFixture[str]) 
     assert "astrolabe evaluate sweep --quick" in capsys.readouterr().out
     assert main(["evaluate", "list"]) == 0
     listed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in listed] == [*EXPERIMENTS]
+    assert [line.split()[0] for line in listed] == [*EXPERIMENTS, "engine"]
 
 
 def test_what_is_missing_is_told_with_its_cure(
@@ -81,7 +81,7 @@ def test_all_goes_on_after_a_failure_and_tells_it_in_the_end(
 
     monkeypatch.setattr("evaluation.experiments.conduct.conduct", conduct)
     assert main(["evaluate", "all", "--out", str(tmp_path)]) == 2
-    assert conducted == [*EXPERIMENTS]
+    assert conducted == [*EXPERIMENTS, "engine"]
     assert capsys.readouterr().err == "astrolabe: sweep: 1 of 9 cells failed: it\n"
 
 
