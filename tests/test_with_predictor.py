@@ -44,7 +44,7 @@ async def processes(
         ended = {name: child.log_tail() for name, child in started.items() if not child.running}
         assert not ended
         roles = [service.role for service in await ping_services(bus, 0.1)]
-        return roles == ["dispatcher", "predictor", "predictor", "tagger"]
+        return roles == [*("dispatcher", "predictor", "predictor", "tagger", "worker", "worker")]
 
     try:
         await eventually(all_answer, within_s=30, what="every service")
