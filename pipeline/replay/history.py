@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 import structlog
 
 from pipeline.bus import Bus, Message
-from pipeline.bus.jetstream import READ_BATCH_MAX, StoredMessage
+from pipeline.bus.jetstream import StoredMessage
 from pipeline.codec import decode
 from pipeline.errors import BadRequest, UsageError
 from pipeline.messages import Request
@@ -45,6 +45,7 @@ async def read_history(bus: Bus, span: Span) -> list[Recorded]:
         )
         for message in stored:
             if span.last_sequence is not None and message.sequence > span.last_sequence:
+                stored = []
                 break
             at_ms = _at_ms(message.headers[TIME_HEADER])
             if not span.since_ms <= at_ms <= span.until_ms or len(records) >= span.limit:
@@ -53,7 +54,7 @@ async def read_history(bus: Bus, span: Span) -> list[Recorded]:
             skipped += record is None
             if record is not None:
                 records.append(record)
-        if len(stored) < READ_BATCH_MAX:
+        if not stored:  # a batch may end early: the server bounds its bytes, too
             break
         start = stored[-1].sequence + 1
     if skipped:
@@ -65,32 +66,51 @@ async def read_history(bus: Bus, span: Span) -> list[Recorded]:
 
 async def follow_original(bus: Bus, span: Span) -> AsyncIterator[tuple[float, Recorded]]:
     """The same, as JetStream itself gives them out again at the old pace: each with the number of
-    seconds since the first at which it should have come."""
+    seconds since the first at which it should have come.
+
+    Raises UsageError where more came at once than WAITING_MAX and some were lost: never in silence.
+    """
     stream = bus.subjects.history_stream
     last = (await bus.jetstream.stream_info(stream))["state"]["last_seq"]
     last = last if span.last_sequence is None else min(last, span.last_sequence)
     queue: asyncio.Queue[Message] = asyncio.Queue(WAITING_MAX)
     inbox = bus.new_inbox()
-    subscription = await bus.subscribe(inbox, queue.put_nowait)
+    lost = 0
+
+    def heard(message: Message) -> None:
+        nonlocal lost
+        if queue.full():
+            lost += 1
+        else:
+            queue.put_nowait(message)
+
+    subscription = await bus.subscribe(inbox, heard)
     config: dict[str, object] = {
         "deliver_subject": inbox,
-        "deliver_policy": "by_start_sequence",
-        "opt_start_seq": span.first_sequence,
+        **_start(span),
         "ack_policy": "none",
         "replay_policy": "original",
         "filter_subject": bus.subjects.history(span.client, "*"),
         "inactive_threshold": int(10e9),
         "mem_storage": True,
     }
-    await bus.jetstream.api(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
+    made = await bus.jetstream.api(
+        f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config}
+    )
     first_ms: float | None = None
     given = 0
     try:
-        while given < span.limit:
-            async with asyncio.timeout(SILENCE_S):
-                message = await queue.get()
+        # What it has given out by now is pending no more.
+        while given < span.limit and (made["num_pending"] or not queue.empty() or given):
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    message = await queue.get()
+            except TimeoutError:
+                raise UsageError(f"nothing came for {SILENCE_S / 60:g} minutes") from None
+            if lost:
+                raise UsageError(f"{lost} requests came too fast and were not sent; end it earlier")
             sequence, at_ms, pending = _delivered(message.reply)
-            if sequence > last:
+            if sequence > last or at_ms > span.until_ms:
                 return
             record = _record(StoredMessage(message.subject, sequence, message.data, {}), at_ms)
             if record is not None and span.since_ms <= at_ms <= span.until_ms:
@@ -101,6 +121,14 @@ async def follow_original(bus: Bus, span: Span) -> AsyncIterator[tuple[float, Re
                 return
     finally:
         await subscription.close()
+
+
+def _start(span: Span) -> dict[str, object]:
+    """Where JetStream begins: it would wait through everything before in real time."""
+    if span.since_ms:
+        since = datetime.fromtimestamp(span.since_ms / 1000, UTC)
+        return {"deliver_policy": "by_start_time", "opt_start_time": since.isoformat()}
+    return {"deliver_policy": "by_start_sequence", "opt_start_seq": span.first_sequence}
 
 
 def _record(message: StoredMessage, at_ms: float) -> Recorded | None:

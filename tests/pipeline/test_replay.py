@@ -15,6 +15,7 @@ from pipeline.client import Client
 from pipeline.codec import encode
 from pipeline.errors import UsageError
 from pipeline.messages import ChatMessage, Request
+from pipeline.replay import history
 from pipeline.replay.history import Span, follow_original, read_history
 from pipeline.replay.plan import ORIGIN, fresh, plan
 from pipeline.replay.recorded import Recorded, read_records, write_records
@@ -163,6 +164,30 @@ async def test_jetstream_gives_them_out_at_the_old_pace(bus: Bus) -> None:
     took = came[-1][0] - came[0][0]
     assert took == pytest.approx(came[-1][1] - came[0][1], abs=0.15)
     assert took > 0.35
+
+
+async def test_at_the_old_pace_a_part_can_be_chosen_and_nothing_is_no_wait(bus: Bus) -> None:
+    await ensure_topology(bus)
+    await put(bus, "a", 6, gap_s=0.05)
+    records = await read_history(bus, Span())
+
+    async def ids(span: Span) -> list[str]:
+        async with asyncio.timeout(5):
+            return [record.request.id async for _, record in follow_original(bus, span)]
+
+    assert await ids(Span(client="nobody")) == []
+    assert await ids(Span(since_ms=records[3].at_ms - 1)) == ["r3", "r4", "r5"]
+    assert await ids(Span(until_ms=records[1].at_ms + 1)) == ["r0", "r1"]
+    assert await ids(Span(first_sequence=3, last_sequence=4)) == ["r2", "r3"]
+
+
+async def test_more_than_can_wait_is_told(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "WAITING_MAX", 3)
+    await ensure_topology(bus)
+    await put(bus, "a", 12)
+    with pytest.raises(UsageError, match="too fast"):
+        async for _ in follow_original(bus, Span()):
+            await asyncio.sleep(0.3)
 
 
 async def test_garbage_in_the_history_is_passed_over(bus: Bus) -> None:
