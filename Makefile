@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 ENGINES := $(or $(ASTROLABE_ENGINES),.engines)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo engines test-engines test check fix bench bench-predictor bench-tagger chaos rivals clean
+.PHONY: help install demo engines test-engines test check fix bench bench-predictor bench-tagger chaos soak rivals clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  \1\t/' | expand -t 12
@@ -58,6 +58,9 @@ bench-tagger: $(STAMP) ## the length model as it is served, one core
 
 chaos: $(STAMP) ## break a stack on purpose: SEED=1 MINUTES=10
 	$(BIN)/python -m bench.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10)
+
+soak: $(STAMP) ## 1,500 streams at once, and whose memory grows: STREAMS=1500 MINUTES=5
+	$(BIN)/python -m bench.soak --streams $(or $(STREAMS),1500) --minutes $(or $(MINUTES),5)
 
 rivals: $(STAMP) ## our pipeline against real routers, on the same simulated engines
 	$(BIN)/python -m evaluation.rivals

@@ -1,0 +1,1 @@
+"""`make soak`: many streams at once for minutes, while nobody's memory may grow."""
