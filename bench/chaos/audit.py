@@ -63,7 +63,8 @@ class Audit:
     @property
     def good(self) -> bool:
         broken = self.lost + self.duplicate_finals + self.undetected_gaps
-        return not broken and self.done >= DONE_SHARE_MIN * self.accepted
+        done_enough = self.accepted > 0 and self.done >= DONE_SHARE_MIN * self.accepted
+        return not broken and done_enough
 
 
 def audit(

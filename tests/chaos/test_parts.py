@@ -165,3 +165,10 @@ def test_recovery_is_the_time_until_what_was_in_hand_had_ended() -> None:
     assert figures.recovery_s == {"worker kill": {"median": 2.0, "worst": 2.0}}
     assert figures.slowest_recovery_s == 2.0
     assert figures.kills == {"worker": 1}
+
+
+def test_a_run_in_which_nothing_was_accepted_proves_nothing() -> None:
+    seen = [Seen("r1", 1.0, refused="BusUnavailable")]
+    figures = audit(seen, {}, {}, [], stuck=0, resumed=0, restarted=0)
+    assert (figures.accepted, figures.lost) == (0, 0)
+    assert not figures.good
