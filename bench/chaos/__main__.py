@@ -29,6 +29,7 @@ from pipeline.stack_settings import StackSettings
 OUT = Path("bench-results/chaos.json")
 CLIENT = "chaos"
 RATE = 8.0
+READ_EVERY_S = 20.0
 SETTLES_S = 60.0
 """After the load: what was accepted has to have its result by then."""
 ENGINE = ("--engine-arg", "time_scale=0.5")
@@ -50,12 +51,14 @@ async def run(seed: int, length_s: float, rate: float, console: Console) -> Audi
             with Progress(console=console, transient=True) as progress:
                 task = progress.add_task("breaking", total=len(faults))
                 suffered: list[Fault] = []
+                results: dict[str, Result] = {}
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(load.run(length_s + 5.0))
+                    loading = tasks.create_task(load.run(length_s + 5.0))
+                    tasks.create_task(_keep_reading(watch_bus, load.seen, results, loading))
                     async for fault in _break(stack, faults):
                         suffered.append(fault)
                         progress.update(task, advance=1, description=f"{fault.component}")
-        results = await _results(watch_bus, load.seen)
+        await _settle(watch_bus, load.seen, results)
         stuck = await _stuck(watch_bus)
         await watch_bus.close()
     return audit(
@@ -80,22 +83,35 @@ async def _break(stack: BreakableStack, faults: Sequence[Fault]) -> AsyncIterato
         yield began
 
 
-async def _results(bus: Bus, seen: Sequence[Seen]) -> dict[str, Result]:
-    """What RESULTS holds, once everything accepted is there or the time for it is over."""
-    results: dict[str, Result] = {}
+async def _keep_reading(
+    bus: Bus, seen: Sequence[Seen], results: dict[str, Result], loading: asyncio.Task[None]
+) -> None:
+    """Results as they come, until the load is over: RESULTS forgets them after 15 minutes."""
+    while not loading.done():
+        await asyncio.wait({loading}, timeout=READ_EVERY_S)
+        ended = [one for one in seen if one.ended_at_s is not None]
+        await _read(bus, ended, results)
+
+
+async def _settle(bus: Bus, seen: Sequence[Seen], results: dict[str, Result]) -> None:
+    """The rest, once everything accepted is there or the time for it is over."""
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + SETTLES_S
     while True:
-        for one in seen:
-            if one.request not in results:
-                with contextlib.suppress(BusError):
-                    found = await find_result(bus, CLIENT, one.request)
-                    if found is not None:
-                        results[one.request] = found
+        await _read(bus, seen, results)
         missing = [one for one in seen if one.accepted and one.request not in results]
         if not missing or loop.time() > give_up_at:
-            return results
+            return
         await asyncio.sleep(1.0)
+
+
+async def _read(bus: Bus, seen: Sequence[Seen], results: dict[str, Result]) -> None:
+    for one in seen:
+        if one.request not in results:
+            with contextlib.suppress(BusError):
+                found = await find_result(bus, CLIENT, one.request)
+                if found is not None:
+                    results[one.request] = found
 
 
 async def _stuck(bus: Bus) -> int:
