@@ -2,7 +2,6 @@
 
 import hashlib
 import subprocess
-import sys
 import venv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -113,8 +112,3 @@ def _make_smollm2(environment: Path) -> None:
 
 def _log(environment: Path) -> Path:
     return environment.parent / f"{environment.name}.log"
-
-
-def main_python() -> str:
-    """Version of the interpreter that makes the environments."""
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
