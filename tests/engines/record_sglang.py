@@ -106,7 +106,10 @@ async def main() -> None:
             await child.stop(5.0)
         FOLDER.mkdir(exist_ok=True)
         transcript = msgspec.json.encode(Transcript(incremental, recorder.exchanges))
-        (FOLDER / f"{name}.json").write_bytes(msgspec.json.format(transcript, indent=1) + b"\n")
+        written = msgspec.json.format(transcript, indent=1) + b"\n"
+        # Where the model lay on the machine that recorded it is nobody's business.
+        written = written.replace(str(TINY_LLAMA).encode(), b"/models/tiny-llama")
+        (FOLDER / f"{name}.json").write_bytes(written)
 
 
 if __name__ == "__main__":
