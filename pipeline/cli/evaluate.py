@@ -82,6 +82,10 @@ def evaluate(
     ] = False,
 ) -> None:
     if experiment == ENGINE:
+        if importlib.util.find_spec("engines") is None:
+            raise UsageError(
+                f"{ENGINE}: runs in a checkout of the repository, after `make engines`"
+            )
         from evaluation.engine.conduct import conduct as conduct_engine
 
         conduct_engine(out, seeds=seeds or QUICK_SEEDS, quick=quick, console=Console())

@@ -99,3 +99,11 @@ def test_rates_are_numbers_with_commas() -> None:
     assert parse_rates("28,30.5") == (28.0, 30.5)
     with pytest.raises(UsageError, match="each above 0"):
         parse_rates("0")
+
+
+def test_without_the_repository_the_real_engine_is_told_to_be_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # noqa: ARG005
+    assert main(["evaluate", "engine"]) == 2
+    assert "checkout" in capsys.readouterr().err
